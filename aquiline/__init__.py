@@ -1,0 +1,1 @@
+"""Aquiline serves Llama models with EAGLE speculative decoding."""

@@ -1,0 +1,113 @@
+"""The engine's settings, checked once and never changed afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from aquiline.errors import InvalidParameterError
+from aquiline.speculation import DynamicTree, SpeculationMode
+
+Dtype = Literal["float32", "bfloat16"]
+AcceptanceRule = Literal["keyed", "multi_round"]
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV cache.
+
+    Attributes:
+        block_size: tokens per block.
+        num_blocks: blocks in the pool; None derives it from `kv_cache_gb`, or when that is None too, from what
+            `max_num_seqs` requests of full length need, at most 1 GiB.
+        kv_cache_gb: size of target and draft pages together, in GiB.
+        enable_prefix_cache: keep finished blocks and share them between requests with equal beginnings.
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_gb: float | None = None
+    enable_prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("block_size", self.block_size, 1)
+        if self.num_blocks is not None:
+            _at_least("num_blocks", self.num_blocks, 1)
+        if self.kv_cache_gb is not None and not 0 < self.kv_cache_gb < float("inf"):
+            raise InvalidParameterError(f"kv_cache_gb is {self.kv_cache_gb!r}; it must be a positive number of GiB")
+        if self.num_blocks is not None and self.kv_cache_gb is not None:
+            raise InvalidParameterError("num_blocks and kv_cache_gb are both set; set only one of them")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How many requests and tokens one step may hold.
+
+    Attributes:
+        max_num_seqs: most requests that run together.
+        max_num_batched_tokens: most target rows in a step: prefill tokens and verify tokens together.
+        max_model_len: most tokens of a request, prompt and output; None takes the target's context length.
+    """
+
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 1024
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidParameterError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs {self.max_num_seqs}; "
+                "a step must hold at least one token of every running request"
+            )
+        if self.max_model_len is not None:
+            _at_least("max_model_len", self.max_model_len, 2)
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """How the engine speculates.
+
+    Attributes:
+        mode: parsed `--speculate`.
+        acceptance: `keyed` (one noise for draft and target) or `multi_round` (draws without replacement).
+    """
+
+    mode: SpeculationMode = field(default_factory=lambda: SpeculationMode("auto"))
+    acceptance: AcceptanceRule = "keyed"
+
+    def __post_init__(self) -> None:
+        if self.acceptance not in get_args(AcceptanceRule):
+            raise InvalidParameterError(f"acceptance is {self.acceptance!r}; it must be keyed or multi_round")
+        if self.acceptance == "multi_round" and isinstance(self.mode.shape, DynamicTree):
+            raise InvalidParameterError(
+                "acceptance multi_round needs a shape that is fixed before drawing; use chain:, tree: or paths:"
+            )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything the engine is told.
+
+    Attributes:
+        dtype: of weights, activations and KV.
+        check_consistency: after every step recompute each request from scratch and compare all states (slow).
+        poison_memory: fill unwritten cache, padding and scratch with NaN, so that a leak cannot hide (tests).
+    """
+
+    dtype: Dtype = "bfloat16"
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    check_consistency: bool = False
+    poison_memory: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(Dtype):
+            raise InvalidParameterError(f"dtype is {self.dtype!r}; it must be float32 or bfloat16")
+
+
+def _at_least(name: str, value: object, lowest: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+        raise InvalidParameterError(f"{name} is {value!r}; it must be an integer, at least {lowest}")

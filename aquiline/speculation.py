@@ -1,0 +1,222 @@
+"""What `--speculate` accepts: the shapes of draft trees, as integers.
+
+Nodes are numbered root first, then level by level; a child's number is always larger than its parent's, so that every
+prefix of the numbering is itself a tree.
+
+Worked example, `tree:2x1` (two children of the root, one child of each):
+
+    node       0   1   2   3   4
+    path       -   0   1  00  10        child ranks from the root
+    parents   -1   0   0   1   2
+    depths     0   1   1   2   2
+    ranks      0   0   1   0   0
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from aquiline.errors import InvalidParameterError
+
+MAX_DRAFT_TOKENS = 256
+MAX_DEPTH = 32
+FORMS = "off, auto, chain:4, tree:4x2x1, paths:0,1,00,01 or dynamic:steps=5,topk=4,nodes=16"
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """A tree whose shape is fixed before anything is drawn.
+
+    Attributes:
+        parents: parent of every node, -1 for the root.
+        ranks: rank of every node among its siblings, 0 is the draft's first choice.
+    """
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Distance of every node from the root."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return len(self.parents) - 1
+
+    @property
+    def depth(self) -> int:
+        return self.depths[-1]
+
+    @cached_property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """Node ids of every level, the root's first."""
+        return tuple(
+            tuple(node for node, depth in enumerate(self.depths) if depth == level) for level in range(self.depth + 1)
+        )
+
+    def truncated(self, max_draft_tokens: int) -> StaticTree:
+        """The first `max_draft_tokens` nodes below the root; itself when it is no larger."""
+        if max_draft_tokens >= self.num_draft_tokens:
+            return self
+        return StaticTree(self.parents[: max_draft_tokens + 1], self.ranks[: max_draft_tokens + 1])
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """An EAGLE-2 tree: the draft's own confidence decides its shape (EAGLE-2, arXiv 2406.16858, section 4).
+
+    Attributes:
+        steps: depth, and the number of draft levels.
+        topk: children proposed per node, and nodes expanded per level.
+        num_draft_tokens: nodes kept after re-ranking, the root not counted.
+    """
+
+    steps: int
+    topk: int
+    num_draft_tokens: int
+
+    @property
+    def depth(self) -> int:
+        return self.steps
+
+    def truncated(self, max_draft_tokens: int) -> DynamicTree:
+        """The same tree keeping at most `max_draft_tokens` nodes."""
+        if max_draft_tokens >= self.num_draft_tokens:
+            return self
+        return DynamicTree(min(self.steps, max(1, max_draft_tokens)), self.topk, max_draft_tokens)
+
+
+TreeShape = StaticTree | DynamicTree
+NO_TREE = StaticTree((-1,), (0,))
+
+
+@dataclass(frozen=True)
+class SpeculationMode:
+    """A parsed `--speculate` value: `off`, `auto`, or one shape for every step."""
+
+    text: str
+    shape: TreeShape | None = None
+
+    @property
+    def is_off(self) -> bool:
+        return self.text == "off"
+
+    @property
+    def is_auto(self) -> bool:
+        return self.text == "auto"
+
+
+def chain(num_steps: int) -> StaticTree:
+    """A tree of one node per level."""
+    return tree_from_branching([1] * num_steps)
+
+
+def tree_from_branching(branching: list[int]) -> StaticTree:
+    """A full tree in which every node of level i has `branching[i]` children."""
+    parents, ranks, frontier = [-1], [0], [0]
+    for width in branching:
+        grown = []
+        for parent in frontier:
+            for rank in range(width):
+                grown.append(len(parents))
+                parents.append(parent)
+                ranks.append(rank)
+        frontier = grown
+    return StaticTree(tuple(parents), tuple(ranks))
+
+
+def tree_from_paths(paths: list[tuple[int, ...]]) -> StaticTree:
+    """A tree from its nodes as paths of child ranks.
+
+    Raises:
+        InvalidParameterError: a node without its parent or its elder sibling, or named twice.
+    """
+    ordered = sorted(paths, key=lambda path: (len(path), path))
+    node_of: dict[tuple[int, ...], int] = {(): 0}
+    parents, ranks = [-1], [0]
+    for path in ordered:
+        elder = (*path[:-1], path[-1] - 1)
+        if path in node_of:
+            raise InvalidParameterError(f"the path {_spell(path)} is named twice")
+        if path[:-1] not in node_of or (path[-1] > 0 and elder not in node_of):
+            needed = path[:-1] if path[:-1] not in node_of else elder
+            raise InvalidParameterError(f"the path {_spell(path)} needs the path {_spell(needed)} beside it")
+        node_of[path] = len(parents)
+        parents.append(node_of[path[:-1]])
+        ranks.append(path[-1])
+    return StaticTree(tuple(parents), tuple(ranks))
+
+
+def parse_speculation(text: str) -> SpeculationMode:
+    """Parse a `--speculate` value.
+
+    Raises:
+        InvalidParameterError: not one of the forms, or too large.
+    """
+    if text in ("off", "auto"):
+        return SpeculationMode(text)
+    kind, _, rest = text.partition(":")
+    parsers = {"chain": _parse_chain, "tree": _parse_tree, "paths": _parse_paths, "dynamic": _parse_dynamic}
+    if kind not in parsers or not rest:
+        raise InvalidParameterError(f"--speculate is {text!r}; it must be {FORMS}")
+    try:
+        shape = parsers[kind](rest)
+    except InvalidParameterError as error:
+        raise InvalidParameterError(f"--speculate is {text!r}: {error}") from None
+    return SpeculationMode(text, shape)
+
+
+def _parse_chain(rest: str) -> TreeShape:
+    return chain(_number(rest, "the number of steps", MAX_DEPTH))
+
+
+def _parse_tree(rest: str) -> TreeShape:
+    branching = [_number(part, "a branching factor", MAX_DRAFT_TOKENS) for part in rest.split("x")]
+    total, width = 0, 1
+    for factor in branching:
+        width *= factor
+        total += width
+        if total > MAX_DRAFT_TOKENS or len(branching) > MAX_DEPTH:
+            raise InvalidParameterError(f"at most {MAX_DRAFT_TOKENS} nodes and {MAX_DEPTH} levels are allowed")
+    return tree_from_branching(branching)
+
+
+def _parse_paths(rest: str) -> TreeShape:
+    parts = rest.split(",")
+    if not all(re.fullmatch(r"[0-9]+", part) for part in parts):
+        raise InvalidParameterError("paths are child ranks written as digits, for example 0,1,00")
+    if len(parts) > MAX_DRAFT_TOKENS or max(map(len, parts)) > MAX_DEPTH:
+        raise InvalidParameterError(f"at most {MAX_DRAFT_TOKENS} nodes and {MAX_DEPTH} levels are allowed")
+    return tree_from_paths([tuple(int(rank) for rank in part) for part in parts])
+
+
+def _parse_dynamic(rest: str) -> TreeShape:
+    limits = {"steps": MAX_DEPTH, "topk": 32, "nodes": MAX_DRAFT_TOKENS}
+    values: dict[str, int] = {"steps": 5, "topk": 4, "nodes": 16}
+    seen = set()
+    for part in rest.split(","):
+        name, _, value = part.partition("=")
+        if name not in limits or name in seen:
+            raise InvalidParameterError("it takes steps=, topk= and nodes=, each at most once")
+        seen.add(name)
+        values[name] = _number(value, name, limits[name])
+    most = values["topk"] + (values["steps"] - 1) * values["topk"] ** 2
+    if values["nodes"] > most:
+        raise InvalidParameterError(f"{values['steps']} steps of {values['topk']} children give at most {most} nodes")
+    return DynamicTree(values["steps"], values["topk"], values["nodes"])
+
+
+def _number(text: str, name: str, highest: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text) or not 1 <= int(text) <= highest:
+        raise InvalidParameterError(f"{name} is {text!r}; it must be an integer from 1 to {highest}")
+    return int(text)
+
+
+def _spell(path: tuple[int, ...]) -> str:
+    return "".join(map(str, path))
