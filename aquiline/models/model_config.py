@@ -19,6 +19,7 @@ class RopeConfig:
         original_max_position: context length before scaling; dynamic, llama3, yarn.
         low_freq_factor, high_freq_factor: llama3.
         beta_fast, beta_slow, attention_factor, mscale, mscale_all_dim, truncate: yarn.
+        frequency_factors: one divisor per frequency, as GGUF files store llama3 scaling; None divides by nothing.
     """
 
     theta: float = 10000.0
@@ -33,6 +34,7 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    frequency_factors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
