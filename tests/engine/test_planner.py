@@ -1,0 +1,47 @@
+"""The planner's table and its fixed shapes."""
+
+from __future__ import annotations
+
+import pytest
+
+from aquiline.config import SpeculativeConfig
+from aquiline.engine.planner import Planner
+from aquiline.speculation import NO_TREE, StaticTree, chain, parse_speculation
+
+
+def planner(text: str) -> Planner:
+    return Planner(SpeculativeConfig(parse_speculation(text)))
+
+
+@pytest.mark.parametrize("num_decode_requests", [0, 1, 7, 500])
+@pytest.mark.parametrize("text", ["chain:4", "tree:3x2", "dynamic:steps=3,topk=2,nodes=6"])
+def test_fixed_shape_is_used_at_every_load(text: str, num_decode_requests: int) -> None:
+    assert planner(text).choose(num_decode_requests) == parse_speculation(text).shape
+
+
+@pytest.mark.parametrize("num_decode_requests", [0, 1, 500])
+def test_off_never_grows_a_tree(num_decode_requests: int) -> None:
+    assert planner("off").choose(num_decode_requests) == NO_TREE
+
+
+@pytest.mark.parametrize(
+    ("num_decode_requests", "num_draft_tokens", "depth"),
+    [(0, 16, 5), (1, 16, 5), (4, 16, 5), (5, 8, 4), (8, 8, 4), (9, 2, 2), (16, 2, 2), (17, 0, 0), (500, 0, 0)],
+)
+def test_auto_shrinks_with_the_load(num_decode_requests: int, num_draft_tokens: int, depth: int) -> None:
+    shape = planner("auto").choose(num_decode_requests)
+    assert (shape.num_draft_tokens, shape.depth) == (num_draft_tokens, depth)
+
+
+def test_auto_shapes_contain_each_other() -> None:
+    def paths(shape: StaticTree) -> set[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = [()]
+        for node in range(1, len(shape.parents)):
+            found.append((*found[shape.parents[node]], shape.ranks[node]))
+        return set(found)
+
+    shapes = [planner("auto").choose(load) for load in (17, 16, 8, 4)]
+    static = [shape for shape in shapes if isinstance(shape, StaticTree)]
+    assert len(static) == 4
+    assert all(paths(small) < paths(large) for small, large in zip(static, static[1:], strict=False))
+    assert static[1] == chain(2)
