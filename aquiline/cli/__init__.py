@@ -1,0 +1,5 @@
+"""The `aquiline` command."""
+
+from aquiline.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,158 @@
+"""`aquiline generate`: answer prompts offline."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from aquiline.cli.explain import StepView
+from aquiline.cli.options import (
+    ENGINE_OPTIONS,
+    ENGINE_RECORDS,
+    SAMPLING_OPTIONS,
+    SAMPLING_RECORDS,
+    engine_config,
+    sampling_params,
+)
+from aquiline.cli.output import AnswerPrinter, JsonPrinter, Printer, StreamPrinter
+from aquiline.cli.parser import add_options, integer
+from aquiline.cli.prompts import Prompt, read_prompts
+from aquiline.cli.pull import pull_with_progress
+from aquiline.config import EngineConfig
+from aquiline.errors import InvalidParameterError
+from aquiline.model_store import KNOWN_MODELS
+from aquiline.request import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from aquiline.llm import LLM
+
+DESCRIPTION = """Answer prompts. Text appears as it is committed, and one line of figures follows; several answers
+appear under headers, each when it is complete and its turn has come."""
+
+
+@dataclass(frozen=True)
+class GenerateSettings:
+    """A checked `aquiline generate` command line.
+
+    Attributes:
+        draft: a folder, `auto` (the draft that belongs to the model, if there is one) or `none`.
+        num_threads: CPU threads of PyTorch; None leaves its own choice.
+    """
+
+    model: str
+    draft: str
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    config: EngineConfig
+    num_threads: int | None
+    is_raw: bool
+    is_json: bool
+    is_explained: bool
+
+
+def add_command(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `generate` to the command line."""
+    parser = commands.add_parser("generate", help="answer prompts", description=DESCRIPTION)
+    source = parser.add_argument_group("model and prompts")
+    source.add_argument(
+        "--model",
+        default="smollm2-135m",
+        metavar="MODEL",
+        help="a known name, a GGUF file, a Hugging Face folder or a hub id (default smollm2-135m)",
+    )
+    source.add_argument(
+        "--draft", default="auto", metavar="PATH", help="a draft folder, none, or auto: the model's own (default auto)"
+    )
+    source.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="ask this (may be repeated)")
+    source.add_argument(
+        "--prompts", metavar="FILE", help="JSONL file, one object with prompt, messages or turns per line; - is stdin"
+    )
+    source.add_argument("--raw", action="store_true", help="do not apply the chat template")
+    source.add_argument("--threads", type=integer, metavar="N", help="CPU threads (default: PyTorch's choice)")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object per answer, in prompt order")
+    output.add_argument("--explain", action="store_true", help="draw the draft tree of every step")
+    add_options(parser.add_argument_group("sampling"), SAMPLING_OPTIONS, SAMPLING_RECORDS)
+    add_options(parser.add_argument_group("engine"), ENGINE_OPTIONS, ENGINE_RECORDS)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Answer the prompts that `args` names; everything is checked before the model is loaded."""
+    settings = check_arguments(args)
+    llm = open_llm(settings)
+    printer = make_printer(settings)
+    started = time.perf_counter()
+    outputs = answer(llm, settings, printer)
+    printer.close(outputs, time.perf_counter() - started)
+
+
+def check_arguments(args: argparse.Namespace) -> GenerateSettings:
+    """Turn parsed arguments into settings.
+
+    Raises:
+        InvalidParameterError: a value outside its range, or options that contradict each other.
+        PromptError: no prompt, an empty one, or a prompt file that cannot be used.
+    """
+    if args.threads is not None and args.threads < 1:
+        raise InvalidParameterError(f"--threads is {args.threads}; it must be an integer, at least 1")
+    if args.explain and args.json:
+        raise InvalidParameterError("--explain draws and --json prints objects; give only one of them")
+    params = sampling_params(args)
+    if not args.json and (params.logprobs is not None or params.prompt_logprobs is not None):
+        raise InvalidParameterError("log-probabilities are only printed as JSON; add --json")
+    return GenerateSettings(
+        model=args.model,
+        draft=args.draft,
+        prompts=read_prompts(args.prompt, args.prompts, args.raw),
+        params=params,
+        config=engine_config(args),
+        num_threads=args.threads,
+        is_raw=args.raw,
+        is_json=args.json,
+        is_explained=args.explain,
+    )
+
+
+def open_llm(settings: GenerateSettings) -> LLM:
+    """Load the model, fetching a known one first when it is not on disk."""
+    if settings.model in KNOWN_MODELS:
+        pull_with_progress(settings.model)
+    import torch
+
+    from aquiline.llm import LLM
+
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    return LLM(settings.model, draft=settings.draft, config=settings.config)
+
+
+def make_printer(settings: GenerateSettings) -> Printer:
+    """The way answers are shown: as objects, as a stream, or one after the other."""
+    if settings.is_json:
+        return JsonPrinter(sys.stdout, settings.params.n)
+    if len(settings.prompts) == 1 and settings.params.n == 1 and not settings.is_explained:
+        return StreamPrinter(sys.stdout)
+    return AnswerPrinter(sys.stdout, [prompt.text for prompt in settings.prompts])
+
+
+def answer(llm: LLM, settings: GenerateSettings, printer: Printer) -> list[RequestOutput]:
+    """Run all prompts together.
+
+    `printer` sees every output as it grows, except with `--explain`: there the trees come as they grow and the answers
+    when all are complete, because a text that grows would run into the trees.
+    """
+    on_output = None if settings.is_explained else printer.update
+    on_trace = None
+    if settings.is_explained:
+        on_trace = StepView(Console(highlight=False), llm.tokenizer.token_text, llm.tokenizer.decode).show
+    if settings.is_raw:
+        texts = [prompt.text for prompt in settings.prompts]
+        return llm.generate(texts, settings.params, on_output=on_output, on_trace=on_trace)
+    conversations = [prompt.messages for prompt in settings.prompts]
+    return llm.chat(conversations, settings.params, on_output=on_output, on_trace=on_trace)

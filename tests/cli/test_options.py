@@ -1,0 +1,96 @@
+"""The options and the records they fill stay in step."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+
+from aquiline.cli.app import build_parser
+from aquiline.cli.options import (
+    ENGINE_OPTIONS,
+    ENGINE_RECORDS,
+    SAMPLING_OPTIONS,
+    SAMPLING_RECORDS,
+    engine_config,
+    sampling_params,
+)
+from aquiline.cli.parser import Option
+from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from aquiline.request import SamplingParams
+from aquiline.speculation import parse_speculation
+
+NESTED = {"cache", "scheduler", "speculative"}
+
+
+def parse(*argv: str) -> argparse.Namespace:
+    return build_parser().parse_args(["generate", "--prompt", "x", *argv])
+
+
+@pytest.mark.parametrize(
+    ("options", "records"),
+    [(SAMPLING_OPTIONS, SAMPLING_RECORDS), (ENGINE_OPTIONS, ENGINE_RECORDS)],
+    ids=["sampling", "engine"],
+)
+def test_every_field_has_exactly_one_option(options: tuple[Option, ...], records: tuple[type, ...]) -> None:
+    fields = [field.name for record in records for field in dataclasses.fields(record)]
+    assert sorted(option.field for option in options) == sorted(set(fields) - NESTED)
+
+
+def test_nothing_typed_gives_the_records_defaults_except_for_greedy_decoding() -> None:
+    assert sampling_params(parse()) == SamplingParams(temperature=0.0)
+    assert engine_config(parse()) == EngineConfig()
+
+
+def test_every_sampling_option_arrives() -> None:
+    argv = (
+        "--max-tokens 9 --min-tokens 2 --temperature 0.8 --top-p 0.9 --top-k 40 --min-p 0.05 --seed 3 --n 2 "
+        "--repetition-penalty 1.1 --presence-penalty -0.5 --frequency-penalty 0.25 --logit-bias 5=-1.5 "
+        "--logit-bias 6=2 --allowed-token-id 7 --allowed-token-id 8 --banned-token-id 8 --stop a --stop b "
+        "--include-stop-str-in-output --stop-token-id 4 --ignore-eos --keep-special-tokens --logprobs 1 "
+        "--prompt-logprobs 0"
+    )
+    assert sampling_params(parse(*argv.split())) == SamplingParams(
+        max_tokens=9,
+        min_tokens=2,
+        temperature=0.8,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        seed=3,
+        n=2,
+        repetition_penalty=1.1,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias={5: -1.5, 6: 2.0},
+        allowed_token_ids=[7, 8],
+        banned_token_ids=[8],
+        stop=["a", "b"],
+        include_stop_str_in_output=True,
+        stop_token_ids=[4],
+        ignore_eos=True,
+        skip_special_tokens=False,
+        logprobs=1,
+        prompt_logprobs=0,
+    )
+
+
+def test_max_tokens_may_be_unlimited() -> None:
+    assert sampling_params(parse("--max-tokens", "none")).max_tokens is None
+
+
+def test_every_engine_option_arrives() -> None:
+    argv = (
+        "--speculate tree:4x2x1 --acceptance multi_round --dtype float32 --batch-size 3 --max-num-batched-tokens 64 "
+        "--max-model-len 512 --block-size 8 --kv-cache-gb 0.5 --no-prefix-cache --check-consistency --poison-memory"
+    )
+    assert engine_config(parse(*argv.split())) == EngineConfig(
+        dtype="float32",
+        cache=CacheConfig(block_size=8, kv_cache_gb=0.5, enable_prefix_cache=False),
+        scheduler=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=64, max_model_len=512),
+        speculative=SpeculativeConfig(mode=parse_speculation("tree:4x2x1"), acceptance="multi_round"),
+        check_consistency=True,
+        poison_memory=True,
+    )
+    assert engine_config(parse("--num-blocks", "12")).cache.num_blocks == 12
