@@ -55,9 +55,11 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    # The tokenizers package reports every fault of a file as a bare Exception.
     except Exception as error:
-        raise ModelFormatError(f"{path} is damaged or not a tokenizer: {_one_line(error)}") from error
+        # The tokenizers package knows no exception more special than this one.
+        if type(error) is Exception:
+            raise ModelFormatError(f"{path} is damaged or not a tokenizer: {_one_line(error)}") from error
+        raise
     backend.no_truncation()
     backend.no_padding()
     return backend

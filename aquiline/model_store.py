@@ -27,6 +27,7 @@ from types import MappingProxyType
 import huggingface_hub
 from huggingface_hub.errors import (
     GatedRepoError,
+    HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
@@ -39,7 +40,11 @@ ProgressCallback = Callable[[str, int, int], None]
 """Called with what is being done, and how many bytes of how many are done."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-HUB_FILES = ("*.json", "*.safetensors", "pytorch_model*.bin", "*.jinja", "tokenizer.model")
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+HUB_COPIES = ["original/*", "consolidated*"]
+# The hub's client has changed its HTTP library; its own HTTP error derives from the library's.
+HUB_TRANSPORT_ERROR = HfHubHTTPError.__bases__[0]
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 GGUF_MAGIC = b"GGUF"
 CHUNK_BYTES = 1 << 20
 POLL_SECONDS = 0.2
@@ -243,7 +248,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in DISK_FULL:
             raise DownloadError(
                 f"the disk is full while storing {path}; free some space or set AQUILINE_HOME to another disk"
             ) from error
@@ -299,10 +304,13 @@ def _checked_file(path: Path) -> Path:
 def _from_hub(name: str) -> Path:
     """The snapshot folder of a hub model; the hub's own client shows progress and resumes."""
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(HUB_FILES)))
+        folder = huggingface_hub.snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_COPIES)
+        if not list(Path(folder).glob("*.safetensors")):
+            folder = huggingface_hub.snapshot_download(name, allow_patterns=[*HUB_FILES, "pytorch_model*.bin"])
+        return Path(folder)
     except GatedRepoError as error:
         raise DownloadError(
-            f"{name} needs an accepted licence: accept it on the model's hub page, log in with `hf auth login`, try again"
+            f"{name} needs an accepted licence; accept it on its hub page, log in with `hf auth login` and try again"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ModelNotFoundError(f"no folder {name} here and no such model on the hub; {_accepted()}") from error
@@ -311,9 +319,8 @@ def _from_hub(name: str) -> Path:
             f"no folder {name} here, it is not in the hub's cache, and the hub cannot be reached: "
             "check the network and HF_HUB_OFFLINE, or pass a GGUF file or a folder"
         ) from error
-    # What else the client raises depends on its HTTP library; all of it means that the download failed.
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, RuntimeError, HUB_TRANSPORT_ERROR) as error:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
             raise DownloadError(
                 f"the disk is full while fetching {name}; free some space or set HF_HOME to another disk"
             ) from error

@@ -1,4 +1,4 @@
-"""The bytes that single tokens stand for.
+"""The bytes that single tokens stand for, and how they become text one token at a time.
 
 Llama models write text in two ways. Byte-level BPE (Llama 3, SmolLM) spells every byte as one printable character:
 `Ġ` is a space. SentencePiece (Llama 1 and 2) writes `▁` for a space and `<0xE2>` for a byte without a token. In both,
@@ -7,14 +7,18 @@ the text of a list of tokens is its bytes joined and decoded as UTF-8, which is 
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tokenizers
 
 from aquiline.errors import UnsupportedFeatureError
 
+MAX_UTF8_BYTES = 4
+REPLACEMENT = "\ufffd"
 SENTENCEPIECE_SPACE = "\u2581"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -57,6 +61,62 @@ class TokenBytes:
             return text.encode() if None in byte_values else bytes(value for value in byte_values if value is not None)
         match = BYTE_TOKEN.fullmatch(text) if self._has_byte_tokens else None
         return bytes([int(match[1], 16)]) if match else text.replace(SENTENCEPIECE_SPACE, " ").encode()
+
+
+class IncrementalDecoder:
+    """Turns tokens into text one at a time, as the continuation of a prompt.
+
+    The pieces returned by `push` and `flush`, joined, are the decoded bytes of all pushed tokens: no character is
+    returned before its last byte has come, and none twice. The work per token depends on that token's bytes alone.
+
+    A character that the prompt began and the output completes belongs to the output. One that the prompt began
+    and the output breaks does not: its replacement character stands in the prompt's own text.
+
+    Args:
+        token_bytes: the bytes a token adds to the text, empty for tokens that are left out.
+        prompt_token_ids: what comes before the output; only its last few bytes are looked at.
+        drops_first_space: the very first character of prompt and output together is dropped when it is a space
+            (SentencePiece writes a space before the first word).
+    """
+
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], prompt_token_ids: Sequence[int], drops_first_space: bool = False
+    ) -> None:
+        self._token_bytes = token_bytes
+        tail = b""
+        for token_id in reversed(prompt_token_ids):
+            tail = token_bytes(token_id) + tail
+            if len(tail) >= MAX_UTF8_BYTES:
+                break
+        self._drops_first_space = drops_first_space and not tail
+        self._pending = _incomplete_character(tail)
+        self._is_prompt_pending = bool(self._pending)
+
+    def push(self, token_id: int) -> str:
+        """Text that `token_id` completes; empty while a character lacks bytes."""
+        return self._take(self._token_bytes(token_id), final=False)
+
+    def flush(self) -> str:
+        """What is left at the end: a replacement character for bytes that never became one."""
+        return self._take(b"", final=True)
+
+    def _take(self, new_bytes: bytes, final: bool) -> str:
+        if self._drops_first_space and new_bytes:
+            new_bytes = new_bytes.removeprefix(b" ")
+            self._drops_first_space = False
+        data = self._pending + new_bytes
+        text, num_used = codecs.utf_8_decode(data, "replace", final)
+        self._pending = data[num_used:]
+        if self._is_prompt_pending and text:
+            self._is_prompt_pending = False
+            if text[0] == REPLACEMENT and not data.startswith(REPLACEMENT.encode()):
+                text = text[1:]
+        return text
+
+
+def _incomplete_character(data: bytes) -> bytes:
+    """The unfinished UTF-8 sequence at the end of `data`, which may begin in the middle of another one."""
+    return data[codecs.utf_8_decode(data, "replace", False)[1] :]
 
 
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from aquiline.chat_template import ChatTemplate
-from aquiline.engine.stream import IncrementalDecoder
 from aquiline.errors import PromptError
 from aquiline.gguf_tokenizer import read_gguf_tokenizer
 from aquiline.hf_tokenizer import read_hf_tokenizer
-from aquiline.token_bytes import TokenBytes
+from aquiline.token_bytes import IncrementalDecoder, TokenBytes
 from aquiline.tokenizer_parts import TokenizerParts
 
 
