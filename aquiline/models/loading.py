@@ -1,0 +1,116 @@
+"""From files to a model's settings and tensors: the front door of everything that reads weights."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from aquiline.errors import ModelFormatError, ModelNotFoundError
+from aquiline.models.checkpoint import StoredTensor, is_rotary_table, open_checkpoint
+from aquiline.models.config_reader import read_target_config
+from aquiline.models.draft_reader import read_draft_config
+from aquiline.models.draft_tensors import open_draft_tensors, read_draft_tensors
+from aquiline.models.gguf_reader import read_gguf
+from aquiline.models.model_config import EagleConfig, LlamaConfig
+from aquiline.models.tensor_checks import check_names, check_shapes, describe_sizes, read_weight
+from aquiline.models.tensor_shapes import EMBEDDING, HEAD, expected_draft_tensors, expected_target_tensors
+
+__all__ = [
+    "LoadedDraft",
+    "LoadedTarget",
+    "expected_draft_tensors",
+    "expected_target_tensors",
+    "load_draft",
+    "load_target",
+]
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A target as its file gives it.
+
+    Attributes:
+        tensors: by the names and in the shapes of `expected_target_tensors(config)`.
+    """
+
+    config: LlamaConfig
+    tensors: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """A draft as its file gives it.
+
+    Attributes:
+        tensors: by the names and in the shapes of `expected_draft_tensors(config)`; `draft_to_target_ids` is int64
+            and holds the target's id of every draft id.
+    """
+
+    config: EagleConfig
+    tensors: dict[str, Tensor]
+
+
+def load_target(path: Path, dtype: torch.dtype) -> LoadedTarget:
+    """Read a target from a Hugging Face folder or a GGUF file.
+
+    Where `tie_word_embeddings` is true, a head in the file must equal the embedding: versions of transformers disagree
+    about which of two different ones counts.
+
+    Args:
+        dtype: of the tensors in memory; each is converted on its own.
+
+    Raises:
+        ModelNotFoundError: nothing is there.
+        ModelFormatError: a file is damaged, or settings and tensors do not fit each other; the message names what.
+        UnsupportedFeatureError: a model that Aquiline does not run.
+    """
+    if not os.path.exists(path):
+        raise ModelNotFoundError(f"{path} does not exist; give a Hugging Face folder or a .gguf file")
+    if not path.is_dir():
+        config, tensors = read_gguf(path, dtype)
+        return LoadedTarget(config, tensors)
+    config = read_target_config(path)
+    stored = {name: tensor for name, tensor in open_checkpoint(path).items() if not is_rotary_table(name)}
+    expected = expected_target_tensors(config)
+    allowed = {*expected, HEAD} if HEAD in stored and config.tie_word_embeddings else set(expected)
+    check_names(path, stored, allowed)
+    check_shapes(stored, expected, describe_sizes(config))
+    tensors = {name: read_weight(stored[name], dtype) for name in expected}
+    if HEAD not in expected and HEAD in stored:
+        _check_tied_head(stored[HEAD], stored[EMBEDDING])
+    return LoadedTarget(config, tensors)
+
+
+def load_draft(path: Path, target: LlamaConfig, dtype: torch.dtype) -> LoadedDraft:
+    """Read a draft from a folder: SafeAILab, early vLLM, SpecForge, speculators or NeMo layout.
+
+    Args:
+        target: the model it drafts for; what the draft does not bring itself is the target's.
+        dtype: of the tensors in memory.
+
+    Raises:
+        ModelNotFoundError: nothing is there.
+        ModelFormatError: a file is damaged, or settings and tensors do not fit each other; the message names what.
+        DraftMismatchError: the draft was made for another target; the message names both sizes.
+        UnsupportedFeatureError: a draft that Aquiline does not run.
+    """
+    if not os.path.exists(path):
+        raise ModelNotFoundError(f"{path} does not exist; a draft is a folder with config.json and its weights")
+    if not path.is_dir():
+        raise ModelFormatError(f"{path} is a file; a draft is a folder with config.json and its weights")
+    stored = open_draft_tensors(path)
+    config = read_draft_config(path, stored.keys(), target)
+    return LoadedDraft(config, read_draft_tensors(path, config, stored, dtype))
+
+
+def _check_tied_head(head: StoredTensor, embedding: StoredTensor) -> None:
+    same_kind = (head.shape, head.dtype) == (embedding.shape, embedding.dtype)
+    if not same_kind or not torch.equal(head.read(), embedding.read()):
+        raise ModelFormatError(
+            f"{head.location}: {HEAD} differs from {EMBEDDING} though tie_word_embeddings is true; "
+            "set tie_word_embeddings to false to use it, or remove it"
+        )
