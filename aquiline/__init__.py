@@ -1,1 +1,69 @@
-"""Aquiline serves Llama models with EAGLE speculative decoding."""
+"""Aquiline serves Llama models with EAGLE speculative decoding.
+
+`LLM` is loaded on first use: it needs PyTorch, and what only handles requests and settings must start without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from aquiline.errors import (
+    AquilineError,
+    ConsistencyError,
+    DownloadError,
+    DraftMismatchError,
+    InternalError,
+    InvalidParameterError,
+    ModelFormatError,
+    ModelNotFoundError,
+    PromptError,
+    UnsupportedFeatureError,
+    UserError,
+)
+from aquiline.request import (
+    CompletionOutput,
+    FinishReason,
+    RequestOutput,
+    SamplingParams,
+    SpeculationFigures,
+    TokenLogprob,
+)
+from aquiline.speculation import parse_speculation
+
+if TYPE_CHECKING:
+    from aquiline.llm import LLM
+
+__all__ = [
+    "LLM",
+    "AquilineError",
+    "CacheConfig",
+    "CompletionOutput",
+    "ConsistencyError",
+    "DownloadError",
+    "DraftMismatchError",
+    "EngineConfig",
+    "FinishReason",
+    "InternalError",
+    "InvalidParameterError",
+    "ModelFormatError",
+    "ModelNotFoundError",
+    "PromptError",
+    "RequestOutput",
+    "SamplingParams",
+    "SchedulerConfig",
+    "SpeculationFigures",
+    "SpeculativeConfig",
+    "TokenLogprob",
+    "UnsupportedFeatureError",
+    "UserError",
+    "parse_speculation",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "LLM":
+        from aquiline.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'aquiline' has no attribute {name!r}")

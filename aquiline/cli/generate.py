@@ -22,10 +22,10 @@ from aquiline.cli.options import (
 from aquiline.cli.output import AnswerPrinter, JsonPrinter, Printer, StreamPrinter
 from aquiline.cli.parser import add_options, integer
 from aquiline.cli.prompts import Prompt, read_prompts
-from aquiline.cli.pull import pull_with_progress
+from aquiline.cli.pull import shown_progress
 from aquiline.config import EngineConfig
 from aquiline.errors import InvalidParameterError
-from aquiline.model_store import KNOWN_MODELS
+from aquiline.model_store import resolve_model
 from aquiline.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ def check_arguments(args: argparse.Namespace) -> GenerateSettings:
 
 
 def open_llm(settings: GenerateSettings) -> LLM:
-    """Load the model, fetching a known one first when it is not on disk."""
-    if settings.model in KNOWN_MODELS:
-        pull_with_progress(settings.model)
+    """Load the model; one that is not on disk is fetched first, and a wrong name is noticed before PyTorch loads."""
+    with shown_progress() as show:
+        resolve_model(settings.model, show)
     import torch
 
     from aquiline.llm import LLM

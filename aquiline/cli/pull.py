@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from aquiline.cli.output import write
-from aquiline.model_store import KNOWN_MODELS, pull
+from aquiline.model_store import KNOWN_MODELS, ProgressCallback, pull
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
@@ -24,17 +25,14 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Fetch the model that `args` names and print where it lies."""
-    path = pull_with_progress(args.name)
+    with shown_progress() as show:
+        path = pull(args.name, show)
     write(sys.stdout, f"{args.name} is ready: {path}\n")
 
 
-def pull_with_progress(name: str) -> Path:
-    """Fetch `name` unless it is already there; a bar on standard error shows progress where that is a terminal.
-
-    Raises:
-        ModelNotFoundError: no known model has this name.
-        DownloadError: it cannot be fetched, checked or stored.
-    """
+@contextmanager
+def shown_progress() -> Iterator[ProgressCallback]:
+    """A callback for the model store that draws bars on standard error, where that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     tasks: dict[str, TaskID] = {}
@@ -45,4 +43,4 @@ def pull_with_progress(name: str) -> Path:
                 tasks[phase] = progress.add_task(phase)
             progress.update(tasks[phase], completed=num_done, total=num_total or None)
 
-        return pull(name, show)
+        yield show
