@@ -1,0 +1,144 @@
+"""What the documents show works, and what they list is what there is."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aquiline.cli import main
+from aquiline.cli.app import build_parser
+from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, SAMPLING_OPTIONS, SAMPLING_RECORDS
+from aquiline.cli.parser import record_defaults
+from aquiline.config import EngineConfig
+from tests.quickstart_model import IS_ON_DISK, PULL_IT
+from tests.source_tree import ROOT
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SETTINGS = (ROOT / "docs" / "settings.md").read_text()
+PROMPT_FILE = [{"prompt": "Hello"}, {"turns": ["Name a bird.", "Another."]}]
+
+
+def blocks(language: str) -> list[str]:
+    """Every fenced block of `language` in the documents."""
+    pattern = rf"^```{language}\n(.*?)^```$"
+    return [block for path in DOCUMENTS for block in re.findall(pattern, path.read_text(), re.DOTALL | re.MULTILINE)]
+
+
+def commands(beginning: str) -> list[str]:
+    """Every documented command that begins with `beginning`, continued lines joined."""
+    joined = "".join(blocks("bash")).replace("\\\n", " ")
+    return [line for line in joined.splitlines() if line.startswith(beginning)]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder that holds only the prompt file the documents speak of."""
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, PROMPT_FILE)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_shown_command_is_one_that_is_run_here() -> None:
+    shown = [line for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+    assert sorted(shown) == sorted(commands("aquiline ") + commands("scripts/"))
+    assert len(commands("aquiline ")) >= 3
+
+
+@pytest.mark.parametrize("command", sorted(set(commands("scripts/"))))
+def test_shown_scripts_exist_and_parse(command: str) -> None:
+    script = ROOT / shlex.split(command)[0]
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize("command", sorted(set(commands("aquiline "))))
+def test_shown_commands_parse(command: str) -> None:
+    assert not re.search(r"[|<>;&]", command), "shell syntax is not run here"
+    build_parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not IS_ON_DISK, reason=PULL_IT)
+@pytest.mark.parametrize("command", sorted(set(commands("aquiline "))))
+def test_shown_commands_run(command: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = shlex.split(command)[1:]
+    assert main([*argv, "--max-tokens", "8"] if argv[0] == "generate" else argv) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not IS_ON_DISK, reason=PULL_IT)
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: f"{len(block)}-characters")
+def test_shown_python_runs(block: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block, "document", "exec"), {"__name__": "document"})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
+        assert "://" in target or (path.parent / target).exists(), target
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Cells of the option tables of one section of the settings page, without code marks."""
+    section = SETTINGS.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    found = re.findall(r"^\| `--.*\|$", section, re.MULTILINE)
+    return [[cell.strip().strip("`") for cell in row.strip("|").split(" | ")] for row in found]
+
+
+def generate_actions() -> dict[str, argparse.Action]:
+    """The actions of `aquiline generate` by their option."""
+    parser = build_parser()
+    subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return {action.option_strings[-1]: action for action in subparsers.choices["generate"]._actions}
+
+
+def spelt(default: object) -> str:
+    """How the settings page writes a default."""
+    if default is None or default == () or default == []:
+        return "none"
+    return "off" if isinstance(default, bool) else str(getattr(default, "text", default))
+
+
+def test_the_settings_page_lists_every_option_once() -> None:
+    listed = re.findall(r"^\| `(--[a-z-]+)`", SETTINGS, re.MULTILINE)
+    assert sorted(listed) == sorted(set(generate_actions()) - {"--help"})
+
+
+@pytest.mark.parametrize("heading", ["Model and prompts", "Output"])
+def test_defaults_of_the_command_line_are_documented(heading: str) -> None:
+    actions = generate_actions()
+    wrong = {flag: default for flag, default, _ in rows(heading) if spelt(actions[flag].default) != default}
+    assert wrong == ({"--threads": "PyTorch's choice"} if heading == "Model and prompts" else {})
+
+
+def test_sampling_fields_and_defaults_are_documented() -> None:
+    defaults = record_defaults(SAMPLING_RECORDS)
+    expected = [
+        [option.flag, option.field, spelt(defaults[option.field] if option.default is None else option.default)]
+        for option in SAMPLING_OPTIONS
+    ]
+    assert sorted(row[:3] for row in rows("Sampling")) == sorted(expected)
+
+
+def test_engine_fields_and_defaults_are_documented() -> None:
+    defaults = record_defaults(ENGINE_RECORDS)
+    config = EngineConfig()
+    place = {
+        field.name: f"{part}.{field.name}"
+        for part in ("cache", "scheduler", "speculative")
+        for field in dataclasses.fields(getattr(config, part))
+    }
+    expected = [
+        [option.flag, place.get(option.field, option.field), spelt(defaults[option.field])] for option in ENGINE_OPTIONS
+    ]
+    assert sorted(row[:3] for row in rows("Engine")) == sorted(expected)
