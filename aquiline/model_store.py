@@ -43,7 +43,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 HUB_COPIES = ["original/*", "consolidated*"]
 # The hub's client has changed its HTTP library; its own HTTP error derives from the library's.
-HUB_TRANSPORT_ERROR = HfHubHTTPError.__bases__[0]
+HUB_TRANSPORT_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 GGUF_MAGIC = b"GGUF"
 CHUNK_BYTES = 1 << 20
