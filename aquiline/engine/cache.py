@@ -53,7 +53,7 @@ class _KnownBlock:
 class BlockCache:
     """A pool of blocks, the tables that use them, and the beginnings that can be found in them.
 
-    A block table only grows at its end until it is freed, so a copy of it on a device needs no more than appending.
+    A block table changes only at its end: blocks are appended, and unwritten ones taken off again.
 
     Attributes:
         num_blocks: blocks in the pool.
@@ -169,6 +169,16 @@ class BlockCache:
             request.block_ids.append(block_id)
         return True
 
+    def trim(self, request: Request, num_slots: int) -> int:
+        """Take blocks off the request's table that lie wholly beyond its first `num_slots` slots; how many they were.
+
+        Those slots must hold nothing that is still needed.
+        """
+        surplus = request.block_ids[self.blocks_for(num_slots) :]
+        del request.block_ids[self.blocks_for(num_slots) :]
+        self._drop_references(surplus)
+        return len(surplus)
+
     def publish(self, request: Request) -> None:
         """Make every full block of the request whose rows are final findable.
 
@@ -237,7 +247,12 @@ class BlockCache:
         that a speculating request had not yet published become findable as what they are: without draft rows.
         """
         self._publish(request, needs_draft_rows=False)
-        for block_id in reversed(request.block_ids):
+        self._drop_references(request.block_ids)
+        request.block_ids = []
+        self._published.pop(request.request_id, None)
+
+    def _drop_references(self, block_ids: list[int]) -> None:
+        for block_id in reversed(block_ids):
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] > 0:
                 continue
@@ -245,8 +260,6 @@ class BlockCache:
                 self._idle_blocks[block_id] = None
             else:
                 self._blank_blocks.append(block_id)
-        request.block_ids = []
-        self._published.pop(request.request_id, None)
 
     def assert_writable(self, request: Request, first_slot: int, last_slot: int) -> None:
         """Check that slots `first_slot` to `last_slot`, both included, belong to this request alone.

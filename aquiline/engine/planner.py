@@ -32,6 +32,13 @@ class Planner:
     def __init__(self, config: SpeculativeConfig) -> None:
         self._mode = config.mode
 
+    @property
+    def shapes(self) -> tuple[TreeShape, ...]:
+        """Every shape that `choose` may return."""
+        if self._mode.is_auto:
+            return (*(shape for _, shape in _AUTO_SHAPES), NO_TREE)
+        return (self._mode.shape or NO_TREE,)
+
     def choose(self, num_decode_requests: int) -> TreeShape:
         """The shape that the decoding requests of the next step would like to grow; NO_TREE for plain decoding.
 

@@ -23,8 +23,9 @@ class Scheduler:
     More urgent means a lower (priority, arrival). The rules of a step, in order:
 
     1. Every running request that decodes gets one row for its root and a slot for it, the most urgent first. When no
-       block is free, the least urgent running request is preempted: it loses blocks and device row, keeps its tokens,
-       and waits where its arrival puts it.
+       block is free, blocks that earlier trees reserved and did not fill are taken back; when there are none, the least
+       urgent running request is preempted: it loses blocks and device row, keeps its tokens, and waits where its
+       arrival puts it.
     2. Prefill gets the rows that roots and full draft trees leave over. When that is less than a quarter of the step
        (`PREFILL_SHARE`), the trees of this step shrink, or go, until prefill has its quarter or all it can use. So
        neither can stop the other: each decoding request gets a token every step, and pending prefill gets at least
@@ -33,7 +34,7 @@ class Scheduler:
        blocks for all their known tokens are free with one to spare per running request. Nobody is admitted in a step
        that preempted. A running prefill therefore never needs another block.
     4. The rows that remain are divided equally between the decoding requests that may grow a tree, the most urgent
-       takes blocks first, and a request without a free block gives up the depths that would need one.
+       takes blocks first, and trees end at the depth for which blocks are free.
 
     When a request's next root lies beyond the positions of the draft, or only one token can ever be drawn, its
     `speculate` is cleared: then it costs no draft work and shares all cached blocks.
@@ -180,12 +181,17 @@ class Scheduler:
             if request.status is not RequestStatus.RUNNING:
                 continue
             while not self._cache.grow(request, request.num_tokens):
+                if self._take_back_unfilled_blocks():
+                    continue
                 victim = max(reversed(self._running), key=_urgency)
                 self._preempt(victim)
                 preempted.append(victim)
                 if victim is request:
                     break
         return preempted
+
+    def _take_back_unfilled_blocks(self) -> int:
+        return sum(self._cache.trim(request, request.num_tokens) for request in self._running)
 
     def _preempt(self, request: Request) -> None:
         self._release(request)
@@ -250,10 +256,11 @@ class Scheduler:
         """Depth of every request that grows a tree, with blocks reserved for it."""
         depths: dict[str, int] = {}
         for request in sorted(self._running, key=_urgency):
-            depth = min(tree.depth, self._draft_limit(request))
-            if depth > 0 and not self._cache.grow(request, request.num_tokens + depth):
-                depth = min(depth, len(request.block_ids) * self._cache.block_size - request.num_tokens)
+            most_slots = (len(request.block_ids) + self._cache.num_free_blocks) * self._cache.block_size
+            depth = min(tree.depth, self._draft_limit(request), most_slots - request.num_tokens)
             if depth > 0:
+                reserved = self._cache.grow(request, request.num_tokens + depth)
+                assert reserved, f"{request.request_id} has no block for a tree that was cut to fit"
                 depths[request.request_id] = depth
         return depths
 

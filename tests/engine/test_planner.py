@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from aquiline.config import SpeculativeConfig
@@ -43,5 +45,5 @@ def test_auto_shapes_contain_each_other() -> None:
     shapes = [planner("auto").choose(load) for load in (17, 16, 8, 4)]
     static = [shape for shape in shapes if isinstance(shape, StaticTree)]
     assert len(static) == 4
-    assert all(paths(small) < paths(large) for small, large in zip(static, static[1:], strict=False))
+    assert all(paths(small) < paths(large) for small, large in pairwise(static))
     assert static[1] == chain(2)
