@@ -33,10 +33,13 @@ class CacheConfig:
         _at_least("block_size", self.block_size, 1)
         if self.num_blocks is not None:
             _at_least("num_blocks", self.num_blocks, 1)
-        if self.kv_cache_gb is not None and not 0 < self.kv_cache_gb < float("inf"):
-            raise InvalidParameterError(f"kv_cache_gb is {self.kv_cache_gb!r}; it must be a positive number of GiB")
+        if self.kv_cache_gb is not None:
+            is_number = isinstance(self.kv_cache_gb, int | float) and not isinstance(self.kv_cache_gb, bool)
+            if not is_number or not 0 < self.kv_cache_gb < float("inf"):
+                raise InvalidParameterError(f"kv_cache_gb is {self.kv_cache_gb!r}; it must be a positive number of GiB")
         if self.num_blocks is not None and self.kv_cache_gb is not None:
             raise InvalidParameterError("num_blocks and kv_cache_gb are both set; set only one of them")
+        _true_or_false("enable_prefix_cache", self.enable_prefix_cache)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class SpeculativeConfig:
     acceptance: AcceptanceRule = "keyed"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mode, SpeculationMode):
+            raise InvalidParameterError(f"mode is {self.mode!r}; use parse_speculation, for example on 'chain:4'")
         if self.acceptance not in get_args(AcceptanceRule):
             raise InvalidParameterError(f"acceptance is {self.acceptance!r}; it must be keyed or multi_round")
         if self.acceptance == "multi_round" and isinstance(self.mode.shape, DynamicTree):
@@ -106,8 +111,15 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in get_args(Dtype):
             raise InvalidParameterError(f"dtype is {self.dtype!r}; it must be float32 or bfloat16")
+        _true_or_false("check_consistency", self.check_consistency)
+        _true_or_false("poison_memory", self.poison_memory)
 
 
 def _at_least(name: str, value: object, lowest: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
         raise InvalidParameterError(f"{name} is {value!r}; it must be an integer, at least {lowest}")
+
+
+def _true_or_false(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidParameterError(f"{name} is {value!r}; it must be true or false")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -156,7 +157,7 @@ def _as_tuple(name: str, value: object) -> tuple[object, ...]:
 
 
 def _check_float(name: str, value: object, lowest: float, highest: float, lowest_excluded: bool = False) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if is_number and lowest <= value <= highest and not (lowest_excluded and value == lowest):  # type: ignore[operator]
         return
     least = f"greater than {lowest:g}" if lowest_excluded else f"at least {lowest:g}"
