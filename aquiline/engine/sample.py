@@ -32,7 +32,7 @@ from aquiline.kernels.reference.sampling import (
     scale_logits,
 )
 
-ROWS_PER_CHUNK = 128
+NUMBERS_PER_CHUNK = 2**23
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Sampler:
         keys = inputs.keys(rows.row_to_request, rows.positions, NoiseStream.TARGET)  # [num_rows, 2]
         temperatures = inputs.rules.temperatures
         drawn = []
-        for part in _chunks(rows.logits.shape[0]):
+        for part in _chunks(rows.logits):
             places = _places(rows, part)
             processed = process_logits(rows.logits[part], inputs.rules, places)
             row_temperatures = None if temperatures is None else temperatures[places.row_to_request]
@@ -182,7 +182,7 @@ class Sampler:
         assert tree.draft_log_probs is not None, "the multi-round rule needs the draft's probabilities"
         parts = [
             torch.softmax(process_logits(rows.logits[part], inputs.rules, _places(rows, part)), dim=-1)
-            for part in _chunks(rows.logits.shape[0])
+            for part in _chunks(rows.logits)
         ]
         requests = torch.arange(inputs.num_reqs, device=rows.positions.device)
         first_positions = rows.positions[rows.node_rows[:, 0]]  # [num_reqs]
@@ -213,9 +213,11 @@ class Sampler:
         return chosen, torch.where(is_greedy, greedy_drawn, drawn)
 
 
-def _chunks(num_rows: int) -> list[slice]:
+def _chunks(logits: Tensor) -> list[slice]:
     """Slices of a step's rows. No row's result depends on another, so the cut bounds memory and changes nothing."""
-    return [slice(start, start + ROWS_PER_CHUNK) for start in range(0, num_rows, ROWS_PER_CHUNK)]
+    num_rows, vocab_size = logits.shape
+    rows_per_chunk = max(1, NUMBERS_PER_CHUNK // vocab_size)
+    return [slice(start, start + rows_per_chunk) for start in range(0, num_rows, rows_per_chunk)]
 
 
 def _places(rows: LogitRows, part: slice) -> RowPlaces:
