@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from aquiline.models.model_config import LlamaConfig, RopeConfig
 
+Shapes = dict[str, tuple[int, ...]]
 Layout = Literal["one_file", "sharded", "pickle", "sharded_pickle"]
 LAYOUTS: tuple[Layout, ...] = ("one_file", "sharded", "pickle", "sharded_pickle")
 
@@ -87,7 +89,7 @@ class ModelFiles:
             return folder
         names = sorted(self.tensors)
         shards = (names[::2], names[1::2])
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for number, shard in enumerate(shards, start=1):
             file_name = f"{stem}-0000{number}-of-00002.{suffix}"
             _write_tensors(folder / file_name, {name: self.tensors[name] for name in shard})
@@ -97,7 +99,7 @@ class ModelFiles:
         return folder
 
 
-def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
+def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
     """Small random float32 tensors that bfloat16 holds exactly, so that conversions can be compared bit for bit."""
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -106,7 +108,7 @@ def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[st
     }
 
 
-def layer_shapes(prefix: str, input_size: int = HIDDEN) -> dict[str, tuple[int, ...]]:
+def layer_shapes(prefix: str, input_size: int = HIDDEN) -> Shapes:
     """The tensors of one decoder layer, its input norm left out."""
     return {
         f"{prefix}self_attn.q_proj.weight": (HEADS * HEAD_DIM, input_size),
@@ -124,7 +126,7 @@ def target_files(num_layers: int = 2, **changes: Any) -> ModelFiles:
     """An untied target; `changes` are settings, where None leaves one out. Biases follow the settings."""
     settings = {**LLAMA_SETTINGS, "num_hidden_layers": num_layers, **changes}
     settings = {key: value for key, value in settings.items() if value is not None}
-    shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    shapes: Shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
     if not settings.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (VOCAB, HIDDEN)
     for index in range(num_layers):
@@ -140,7 +142,7 @@ def target_files(num_layers: int = 2, **changes: Any) -> ModelFiles:
 
 def eagle1_files(num_layers: int = 1, has_bias: bool = False) -> ModelFiles:
     """SafeAILab's layout of an EAGLE-1 or 2 head."""
-    shapes = {"embed_tokens.weight": (VOCAB, HIDDEN), "fc.weight": (HIDDEN, 2 * HIDDEN)}
+    shapes: Shapes = {"embed_tokens.weight": (VOCAB, HIDDEN), "fc.weight": (HIDDEN, 2 * HIDDEN)}
     if has_bias:
         shapes["fc.bias"] = (HIDDEN,)
     for index in range(num_layers):
@@ -161,7 +163,7 @@ def wrapped_files() -> ModelFiles:
 
 def eagle3_files(first_layer: str = "midlayer.", num_layers: int = 1) -> ModelFiles:
     """SafeAILab's layout of an EAGLE-3 head over every fourth token, with the default layers."""
-    shapes = {
+    shapes: Shapes = {
         "fc.weight": (HIDDEN, 3 * HIDDEN),
         "norm.weight": (HIDDEN,),
         "lm_head.weight": (DRAFT_VOCAB, HIDDEN),

@@ -148,8 +148,8 @@ def _read_head_dim(fields: ConfigFields, hidden_size: int, num_heads: int) -> in
     for equal_name in ("llama.attention.value_length", "llama.rope.dimension_count"):
         if fields.integer(equal_name, head_dim) != head_dim:
             raise UnsupportedFeatureError(
-                f"{fields.source}: {equal_name} is {fields.value(equal_name)}; Aquiline runs only the head's whole "
-                f"width, {head_dim}"
+                f"{fields.source}: {equal_name} is {fields.value(equal_name)} and {name} (or the share of a head) "
+                f"{head_dim}; Aquiline runs only models where they are equal"
             )
     return head_dim
 
