@@ -187,7 +187,7 @@ class Simulator:
         assert not set(ids) & {request.request_id for request in batch.preempted}
         num_rows = sum(s.num_new_tokens for s in batch.requests) + batch.num_tree_requests * batch.tree.num_draft_tokens
         assert num_rows <= limits.max_num_batched_tokens, f"{num_rows} rows in a step"
-        assert (batch.tree == NO_TREE) == (batch.num_tree_requests == 0)
+        assert (batch.tree == NO_TREE) == (batch.num_tree_requests == 0) == (batch.tree.num_draft_tokens == 0)
         decodes = [s.draws_token and s.num_new_tokens == 1 for s in batch.requests]
         assert decodes == sorted(decodes, reverse=True), "prefill before decode"
         for scheduled in batch.requests:

@@ -94,6 +94,11 @@ class TestLimits:
         simulator.step()
         assert depths(simulator.step()) == {"a": 3}
 
+    @pytest.mark.parametrize(("num_prompt_tokens", "speculates"), [(10, True), (11, False)])
+    def test_draft_work_ends_with_the_last_useful_position(self, num_prompt_tokens: int, speculates: bool) -> None:
+        (request,) = add(Simulator(Limits(draft_max_position=10)), Job(PROMPT[:num_prompt_tokens]))
+        assert request.speculate is speculates
+
     def test_the_last_tokens_grow_no_tree_they_cannot_keep(self) -> None:
         simulator = Simulator(Limits(speculate="chain:4"))
         add(simulator, Job(PROMPT[:4], max_tokens=4), Job(PROMPT[4:9], max_tokens=2))
@@ -178,8 +183,9 @@ class TestFairness:
         simulator.scheduler.add(Job(PROMPT[:2]).request("short", 9))
         assert simulator.step().tree.num_draft_tokens == 6
 
-    def test_the_tree_goes_when_the_roots_leave_no_room(self) -> None:
-        simulator = Simulator(Limits(max_num_seqs=4, max_num_batched_tokens=4))
+    @pytest.mark.parametrize("shape", ["tree:2x1", "dynamic:steps=3,topk=2,nodes=5"])
+    def test_the_tree_goes_when_the_roots_leave_no_room(self, shape: str) -> None:
+        simulator = Simulator(Limits(max_num_seqs=4, max_num_batched_tokens=4, speculate=shape))
         add(simulator, *[Job((index % 3, 1), max_tokens=30) for index in range(4)])
         while len(simulator.step().requests) < 4:
             pass
@@ -197,6 +203,13 @@ class TestFairness:
 
 
 class TestOrder:
+    def test_the_most_urgent_prompt_is_computed_first(self) -> None:
+        simulator = Simulator(Limits(max_num_batched_tokens=8, max_num_seqs=4))
+        add(simulator, Job(PROMPT[:12]))
+        assert rows(simulator.step()) == {"a": 8}
+        simulator.scheduler.add(Job(PROMPT[1:6], priority=-1).request("urgent", 9))
+        assert rows(simulator.step()) == {"a": 3, "urgent": 5}
+
     def test_waiting_requests_are_admitted_by_priority_then_arrival(self) -> None:
         simulator = Simulator(Limits(max_num_seqs=1))
         add(simulator, *[Job(PROMPT[:3], priority=priority, max_tokens=1) for priority in (1, 0, 1, -2, 0)])
