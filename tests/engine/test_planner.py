@@ -47,3 +47,8 @@ def test_auto_shapes_contain_each_other() -> None:
     assert len(static) == 4
     assert all(paths(small) < paths(large) for small, large in pairwise(static))
     assert static[1] == chain(2)
+
+
+@pytest.mark.parametrize("text", ["auto", "off", "chain:4", "dynamic:steps=3,topk=2,nodes=6"])
+def test_shapes_lists_exactly_what_may_be_chosen(text: str) -> None:
+    assert set(planner(text).shapes) == {planner(text).choose(load) for load in range(40)}
