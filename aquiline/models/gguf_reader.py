@@ -57,7 +57,11 @@ CHUNK_SIZE = 2**24
 class _StrictReader(gguf.GGUFReader):
     """A reader that stops where the file does, instead of handing out fewer numbers than asked for."""
 
+    data: Any
+
     def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **kwargs: Any) -> Any:
+        # A slice of a memmap costs many times what a slice of a plain array over the same bytes costs.
+        self.data = self.data.view(np.ndarray)
         numbers = super()._get(offset, dtype, count, *args, **kwargs)
         if len(numbers) < int(count):
             raise ValueError(f"it ends before byte {int(offset) + int(count)}")
@@ -207,7 +211,7 @@ def _read_tensor(path: Path, stored: Any, dtype: torch.dtype) -> Tensor:
     with np.errstate(all="ignore"):
         for start in range(0, len(packed), num_rows):
             rows = gguf.quants.dequantize(packed[start : start + num_rows], stored.tensor_type)
-            tensor[start : start + num_rows] = torch.from_numpy(np.array(rows, dtype=np.float32))
+            tensor[start : start + num_rows] = torch.from_numpy(np.require(rows, np.float32, ["W"]))
     check_finite(tensor, stored.name, str(path))
     return tensor.view(shape)
 
