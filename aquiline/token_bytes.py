@@ -17,7 +17,7 @@ import tokenizers
 
 from aquiline.errors import UnsupportedFeatureError
 
-MAX_UTF8_BYTES = 4
+MAX_INCOMPLETE_BYTES = 3
 REPLACEMENT = "\ufffd"
 SENTENCEPIECE_SPACE = "\u2581"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -86,7 +86,7 @@ class IncrementalDecoder:
         tail = b""
         for token_id in reversed(prompt_token_ids):
             tail = token_bytes(token_id) + tail
-            if len(tail) >= MAX_UTF8_BYTES:
+            if len(tail) >= MAX_INCOMPLETE_BYTES:
                 break
         self._drops_first_space = drops_first_space and not tail
         self._pending = _incomplete_character(tail)
