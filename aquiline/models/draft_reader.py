@@ -42,7 +42,8 @@ def read_draft_config(folder: Path, tensor_names: Collection[str], target: Llama
 
     Args:
         tensor_names: canonical names of the tensors that the folder holds; they tell which of embedding and head the
-            draft brings itself, and EAGLE-3 from EAGLE-1 where the settings do not.
+            draft brings itself, whatever `tie_word_embeddings` says, and EAGLE-3 from EAGLE-1 where the settings do
+            not.
 
     Raises:
         ModelFormatError: a key missing, unknown, of another type, out of range, or at odds with another one.
@@ -62,7 +63,7 @@ def read_draft_config(folder: Path, tensor_names: Collection[str], target: Llama
     config = replace(config, has_own_embedding=EMBEDDING in tensor_names, has_own_head=HEAD in tensor_names)
     _check_fits(source, config, target)
     _check_shared(source, config, target)
-    return config
+    return replace(config, layers=replace(config.layers, tie_word_embeddings=False))
 
 
 def _is_eagle3(fields: ConfigFields, tensor_names: Collection[str]) -> bool:

@@ -144,6 +144,19 @@ def test_what_the_file_does_not_bring_is_the_targets(tmp_path: Path, has_embeddi
     assert draft.tensors["draft_to_target_ids"].tolist() == list(range(VOCAB))
 
 
+def test_own_head_counts_whatever_a_copied_setting_says(tmp_path: Path) -> None:
+    files = eagle3_files()
+    files.settings["tie_word_embeddings"] = True
+    config = load(files, tmp_path).config
+    assert config.has_own_head and not config.layers.tie_word_embeddings
+
+
+def test_head_tied_to_the_drafts_own_embedding_is_refused(tmp_path: Path) -> None:
+    files = eagle1_files()
+    files.settings["tie_word_embeddings"] = True
+    assert "tie_word_embeddings" in refusal(lambda: load(files, tmp_path))
+
+
 def test_head_over_a_reduced_vocabulary_must_be_there(tmp_path: Path) -> None:
     files = eagle3_files()
     del files.tensors["lm_head.weight"]
