@@ -62,7 +62,7 @@ class DecoderLayer:
         """Self-attention of normalised rows [num_rows, width]: writes their K/V, returns [num_rows, hidden]."""
         config = self._config
         sizes = [config.num_heads * config.head_dim] + 2 * [config.num_kv_heads * config.head_dim]
-        parts = self.query_key_value(rows).split(sizes, dim=-1)
+        parts = torch.split(self.query_key_value(rows), sizes, dim=-1)
         query, key, value = (part.view(len(rows), -1, config.head_dim) for part in parts)
         query = kernels.rotate(query, shared.cos, shared.sin)
         memory.write(shared.slots, kernels.rotate(key, shared.cos, shared.sin), value)

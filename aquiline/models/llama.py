@@ -31,7 +31,7 @@ class TargetStates:
     """What a forward of the target leaves behind."""
 
     hidden_states: Tensor  # [num_rows, hidden] after the final norm
-    features: Tensor | None  # [num_rows, feature_size] for the draft
+    features: Tensor  # [num_rows, feature_size] for the draft
 
 
 class LlamaModel:

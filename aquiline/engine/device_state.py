@@ -1,0 +1,101 @@
+"""Everything of a running request that lives in tensors, changed together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from aquiline.engine.commit import CommittedRequest
+from aquiline.engine.feature_store import FeatureStore
+from aquiline.engine.inputs import InputBuilder, StepLayout
+from aquiline.engine.kv_pool import KVPool
+from aquiline.engine.sample import Accepted
+from aquiline.engine.sampling_inputs import SamplingInputs, SamplingState
+from aquiline.models.llama import TargetStates
+from aquiline.request import Request
+
+
+class DeviceState:
+    """K/V, pending features and sampling rows of the running requests.
+
+    Args:
+        features: None in an engine without a draft.
+    """
+
+    def __init__(
+        self, pool: KVPool, features: FeatureStore | None, sampling: SamplingState, builder: InputBuilder
+    ) -> None:
+        self._pool = pool
+        self._features = features
+        self._sampling = sampling
+        self._builder = builder
+        self._rows: dict[str, int] = {}
+
+    def admit(self, request: Request) -> None:
+        """Set up the device row of a request that just began to run; nothing happens when it runs already."""
+        if request.request_id in self._rows:
+            return
+        self._rows[request.request_id] = request.row
+        self._sampling.add(request)
+        if self._features is not None and request.speculate:
+            self._features.admit(request)
+
+    def release(self, request: Request) -> None:
+        """Forget a request that was preempted or has ended; nothing happens when it holds no row."""
+        row = self._rows.pop(request.request_id, None)
+        if row is None:
+            return
+        self._sampling.remove(row)
+        if self._features is not None:
+            self._features.release(row)
+
+    def sampling_inputs(self, step: StepLayout) -> SamplingInputs:
+        """Sampling parameters of the step's drawing requests."""
+        return self._sampling.gather([scheduled.request for scheduled in step.drawing])
+
+    def move_accepted(self, step: StepLayout, accepted: Accepted) -> None:
+        """Move the target K/V of accepted draft tokens from scratch behind their roots; needs nothing of the host."""
+        max_depth = accepted.nodes.shape[1]
+        if not step.tree_requests or max_depth == 0:
+            return
+        nodes = accepted.nodes[: len(step.tree_requests)]
+        rows = [scheduled.request.row for scheduled in step.tree_requests]
+        scratch = self._builder.scratch_slots(rows, step.num_nodes - 1)
+        padding = self._pool.layout.padding_slot
+        sources = torch.where(nodes > 0, scratch.gather(1, (nodes - 1).clamp_min(0)), padding)
+        targets = torch.where(nodes > 0, self._builder.path_target_slots(step.tree_requests, max_depth), padding)
+        self._pool.move_target_rows(sources.flatten(), targets.flatten())
+
+    def commit(self, step: StepLayout, states: TargetStates, committed: Sequence[CommittedRequest]) -> None:
+        """Keep what the committed tokens leave behind: features for the draft, and penalty counts."""
+        drawn = [item for item in committed if item.token_ids]
+        self._sampling.append_tokens([item.request for item in drawn], [item.token_ids for item in drawn])
+        if self._features is not None:
+            self._keep_features(self._features, step, states, [c for c in committed if c.request.speculate])
+
+    def _keep_features(
+        self, store: FeatureStore, step: StepLayout, states: TargetStates, committed: Sequence[CommittedRequest]
+    ) -> None:
+        if not committed:
+            return
+        first_rows = step.first_rows()
+        block_size = self._pool.layout.block_size
+        flat_rows: list[int] = []
+        full_blocks: list[int] = []
+        full_block_rows: list[int] = []
+        for item in committed:
+            request = item.request
+            first_position = request.num_computed_tokens - len(item.computed_rows)
+            rows = [first_rows[request.request_id] + row for row in item.computed_rows]
+            flat_rows += rows
+            for position, row in enumerate(rows, first_position):
+                if position % block_size == block_size - 1:
+                    full_blocks.append(request.block_ids[position // block_size])
+                    full_block_rows.append(row)
+        features = states.features[self._builder.tensor(flat_rows)]
+        parts = torch.split(features, [len(item.computed_rows) for item in committed])
+        for item, part in zip(committed, parts, strict=True):
+            store.append(item.request.row, part)
+        if full_blocks:
+            store.keep_with_blocks(full_blocks, states.features[self._builder.tensor(full_block_rows)])

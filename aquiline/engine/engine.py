@@ -1,0 +1,236 @@
+"""The engine: owns the parts and runs one step after another."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from aquiline.config import EngineConfig
+from aquiline.engine.cache import BlockCache
+from aquiline.engine.commit import CommittedRequest, Committer
+from aquiline.engine.device_state import DeviceState
+from aquiline.engine.draft import Drafter
+from aquiline.engine.draft_inputs import DraftInputBuilder
+from aquiline.engine.feature_store import FeatureStore
+from aquiline.engine.finish import abort
+from aquiline.engine.host_view import accepted_runs, tree_traces
+from aquiline.engine.inputs import InputBuilder, StepLayout
+from aquiline.engine.kv_pool import KVPool
+from aquiline.engine.outputs import Sample, SampleGroup
+from aquiline.engine.planner import Planner
+from aquiline.engine.prompt_logprobs import record_prompt_logprobs
+from aquiline.engine.sample import Accepted, Sampler
+from aquiline.engine.sampling_inputs import SamplingState
+from aquiline.engine.scheduler import Scheduler
+from aquiline.engine.sizing import DTYPES, EngineSizes
+from aquiline.engine.stream import TextStream
+from aquiline.engine.trace import TreeTrace
+from aquiline.engine.verify import Verified, Verifier
+from aquiline.errors import InvalidParameterError, PromptError
+from aquiline.models.eagle import EagleModel
+from aquiline.models.llama import LlamaModel
+from aquiline.request import MAX_SEED, Request, RequestOutput, SamplingParams
+from aquiline.token_bytes import IncrementalDecoder
+
+DecoderFactory = Callable[[Sequence[int], bool], IncrementalDecoder]
+
+
+@dataclass(frozen=True)
+class EngineModels:
+    """The models of an engine.
+
+    Attributes:
+        new_decoder: makes the text decoder of one output from its prompt's ids and `skip_special_tokens`.
+        eos_token_ids: ids that end an answer.
+    """
+
+    target: LlamaModel
+    draft: EagleModel | None
+    new_decoder: DecoderFactory
+    eos_token_ids: frozenset[int]
+
+
+class Engine:
+    """Serves requests step by step.
+
+    Args:
+        on_trace: called with every drawing request's tree after each step; None costs nothing.
+
+    Raises:
+        InvalidParameterError: settings that do not fit the models or each other.
+    """
+
+    def __init__(
+        self, models: EngineModels, config: EngineConfig, on_trace: Callable[[TreeTrace], None] | None = None
+    ) -> None:
+        target, draft = models.target, models.draft
+        planner = Planner(config.speculative)
+        speculates = draft is not None and not config.speculative.mode.is_off
+        self._draft = draft if speculates else None
+        draft_config = self._draft.config if self._draft is not None else None
+        self.sizes = EngineSizes.derive(config, target.config, draft_config, planner)
+        layout, dtype = self.sizes.layout, DTYPES[config.dtype]
+        device = target.embedding.device
+        self.config = config
+        self.on_trace = on_trace
+        self.cache = BlockCache(layout.num_blocks, layout.block_size, config.cache.enable_prefix_cache)
+        draft_limit = draft_config.layers.max_position if draft_config is not None else None
+        self.scheduler = Scheduler(config.scheduler, self.cache, planner, self.sizes.max_model_len, draft_limit)
+        self._models = models
+        self._builder = InputBuilder(layout, device)
+        draft_layers = draft_config.layers if draft_config is not None else None
+        self.pool = KVPool(layout, target.config, draft_layers, dtype, poison=config.poison_memory)
+        self._sampler = Sampler(target.config.vocab_size, config.speculative.acceptance)
+        self._verifier = Verifier(target, self.pool, self._builder)
+        self.features: FeatureStore | None = None
+        self._drafter: Drafter | None = None
+        if self._draft is not None:
+            self.features = FeatureStore(
+                layout.num_blocks,
+                layout.block_size,
+                self._draft.config.feature_size,
+                dtype,
+                poison=config.poison_memory,
+            )
+            draft_builder = DraftInputBuilder(layout, self._builder)
+            self._drafter = Drafter(self._draft, self.pool, self.features, self._sampler, draft_builder)
+        sampling = SamplingState(layout.max_num_seqs, target.config.vocab_size, device)
+        self._device = DeviceState(self.pool, self.features, sampling, self._builder)
+        self._committer = Committer(self.scheduler.max_request_tokens)
+        self._groups: dict[str, SampleGroup] = {}
+        self._group_of: dict[str, str] = {}
+        self._streams: dict[str, TextStream] = {}
+        self._num_added = 0
+        self.num_steps = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+        speculate: bool = True,
+    ) -> None:
+        """Queue a prompt; its outputs come from later steps.
+
+        Args:
+            priority: lower runs first.
+            speculate: False decodes this request plainly, whatever the engine does for others.
+
+        Raises:
+            PromptError: empty, longer than context or cache allow, or with ids the model does not have.
+            InvalidParameterError: parameters that name ids the model does not have, or a request id in use.
+        """
+        if request_id in self._groups:
+            raise InvalidParameterError(f"request_id {request_id!r} is in use; choose another")
+        vocab_size = self._models.target.config.vocab_size
+        params.check_vocab(vocab_size)
+        for token_id in prompt_token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise PromptError(f"the prompt holds token id {token_id}; this model has ids 0 to {vocab_size - 1}")
+        seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED + 1)
+        samples = []
+        for index in range(params.n):
+            request = Request(
+                request_id=request_id if params.n == 1 else f"{request_id}/{index}",
+                prompt_token_ids=tuple(prompt_token_ids),
+                params=params,
+                seed=seed,
+                eos_token_ids=self._models.eos_token_ids,
+                sample_index=index,
+                priority=priority,
+                arrival=self._num_added + index,
+                speculate=speculate and self._drafter is not None,
+            )
+            decoder = self._models.new_decoder(request.prompt_token_ids, params.skip_special_tokens)
+            samples.append(Sample(request, TextStream(decoder, params.stop, params.include_stop_str_in_output)))
+        self._queue(SampleGroup(request_id, prompt, tuple(samples)))
+
+    def _queue(self, group: SampleGroup) -> None:
+        for sample in group.samples:
+            self.scheduler.add(sample.request)
+        self._num_added += len(group.samples)
+        self._groups[group.request_id] = group
+        for sample in group.samples:
+            self._group_of[sample.request.request_id] = group.request_id
+            self._streams[sample.request.request_id] = sample.stream
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request where it stands and free all it holds; None when it is unknown or has ended."""
+        group = self._groups.get(request_id)
+        if group is None:
+            return None
+        for sample in group.samples:
+            abort(sample.request, sample.stream)
+            self._device.release(sample.request)
+            self.scheduler.finish(sample.request)
+        return self._close(group)
+
+    @torch.inference_mode()
+    def step(self) -> list[RequestOutput]:
+        """Run one step; returns the outputs that grew or ended, in the order of the step."""
+        started = time.perf_counter()
+        batch = self.scheduler.schedule()
+        step = StepLayout.of(batch, batch.tree.num_draft_tokens + 1)
+        self._place(batch.preempted, step)
+        sampling = self._device.sampling_inputs(step)
+        tree = None if self._drafter is None else self._drafter.propose(step, batch.tree, sampling)
+        verified = self._verifier.run(step, tree)
+        accepted = None
+        if verified.rows is not None:
+            accepted = self._sampler.accept(sampling, verified.tree, verified.rows)
+            self._device.move_accepted(step, accepted)
+        committed = self._commit(step, verified, accepted)
+        return self._deliver(step, committed, time.perf_counter() - started)
+
+    def _place(self, preempted: Sequence[Request], step: StepLayout) -> None:
+        for request in preempted:
+            self._device.release(request)
+        for scheduled in step.ordered:
+            self._device.admit(scheduled.request)
+
+    def _commit(self, step: StepLayout, verified: Verified, accepted: Accepted | None) -> list[CommittedRequest]:
+        record_prompt_logprobs(step, verified.states, self._models.target, self._builder)
+        runs = {} if accepted is None else accepted_runs(step, verified.tree, accepted)
+        committed = self._committer.commit(step.ordered, runs, self._streams)
+        self._device.commit(step, verified.states, committed)
+        for item in committed:
+            self.cache.publish(item.request)
+        if self.on_trace is not None and accepted is not None:
+            token_ids = {item.request.request_id: item.token_ids for item in committed}
+            for trace in tree_traces(self.num_steps, step, verified.tree, accepted, token_ids):
+                self.on_trace(trace)
+        return committed
+
+    def _deliver(self, step: StepLayout, committed: Sequence[CommittedRequest], seconds: float) -> list[RequestOutput]:
+        self.num_steps += 1
+        grown = []
+        for item in committed:
+            request = item.request
+            request.step_seconds += seconds
+            if request.is_finished:
+                self._device.release(request)
+                self.scheduler.finish(request)
+            group_id = self._group_of[request.request_id]
+            if item.token_ids and group_id not in grown:
+                grown.append(group_id)
+        return [self._close(self._groups[group_id]) for group_id in grown]
+
+    def _close(self, group: SampleGroup) -> RequestOutput:
+        """The group's output; a finished group is forgotten."""
+        if group.is_finished:
+            del self._groups[group.request_id]
+            for sample in group.samples:
+                del self._group_of[sample.request.request_id]
+                del self._streams[sample.request.request_id]
+        return group.output()

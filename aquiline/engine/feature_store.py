@@ -1,0 +1,63 @@
+"""Target features that the draft has not consumed yet, and those a cached block keeps for its next reader.
+
+Worked example, block size 4, ten computed tokens t0..t9, draft rows final up to slot 7:
+
+    pending of the request    h7 h8 h9        for the draft rows in slots 8, 9, 10
+    kept with block 0         h3              a request that finds block 0 cached starts from h3: slot 4 needs (h3, t4)
+    kept with block 1         h7
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aquiline.request import Request
+
+
+class FeatureStore:
+    """Pending features by device row, and one feature per block.
+
+    Args:
+        feature_size: width of what the target hands over per token.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, feature_size: int, dtype: torch.dtype, *, poison: bool = False
+    ) -> None:
+        self._block_size = block_size
+        fill = float("nan") if poison else 0.0
+        self._block_rows = torch.full((num_blocks, feature_size), fill, dtype=dtype)
+        self._pending: dict[int, list[Tensor]] = {}
+
+    def admit(self, request: Request) -> None:
+        """Start a request's row; after a prefix hit the feature of the last cached token is pending."""
+        self._pending[request.row] = []
+        if request.num_computed_tokens:
+            last_block = request.block_ids[request.num_computed_tokens // self._block_size - 1]
+            self._pending[request.row].append(self._block_rows[last_block : last_block + 1])
+
+    def release(self, row: int) -> None:
+        """Forget a row."""
+        self._pending.pop(row, None)
+
+    def append(self, row: int, features: Tensor) -> None:
+        """Add features [num_tokens, feature_size] of the request's newly computed tokens."""
+        self._pending[row].append(features)
+
+    def take(self, rows: Sequence[int]) -> Tensor:
+        """Hand over everything pending of these rows, one after the other: [num_tokens, feature_size]."""
+        taken = [features for row in rows for features in self._pending[row]]
+        for row in rows:
+            self._pending[row] = []
+        return torch.cat(taken)
+
+    def pending(self, row: int) -> Tensor:
+        """What is pending of one row, left in place: [num_tokens, feature_size]."""
+        return torch.cat([self._block_rows[:0], *self._pending[row]])
+
+    def keep_with_blocks(self, block_ids: Sequence[int], features: Tensor) -> None:
+        """Remember the feature of the last token of each block; features [num_blocks, feature_size]."""
+        self._block_rows[torch.tensor(block_ids, dtype=torch.long)] = features

@@ -1,0 +1,185 @@
+"""The offline front door: prompts in, answers out, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aquiline.config import EngineConfig
+from aquiline.engine.engine import Engine, EngineModels
+from aquiline.engine.sizing import DTYPES
+from aquiline.engine.trace import TreeTrace
+from aquiline.errors import InvalidParameterError, ModelFormatError, PromptError
+from aquiline.model_store import KNOWN_MODELS, resolve_model
+from aquiline.models.eagle import EagleModel
+from aquiline.models.llama import LlamaModel
+from aquiline.models.loading import LoadedTarget, load_draft, load_target
+from aquiline.request import RequestOutput, SamplingParams
+from aquiline.shipped_drafts import shipped_draft
+from aquiline.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+OutputCallback = Callable[[int, RequestOutput], None]
+TraceCallback = Callable[[TreeTrace], None]
+
+
+class LLM:
+    """A model with its draft, ready to answer.
+
+    Args:
+        model: a known name, a GGUF file, a Hugging Face folder, or a hub id.
+        draft: a folder with a draft model; `auto` takes the one shipped for a known model, if any; None or `none`
+            decodes plainly.
+        config: settings of the engine.
+
+    Raises:
+        UserError: a model that cannot be found, read or combined, or settings that do not fit it.
+    """
+
+    def __init__(
+        self, model: str = "smollm2-135m", *, draft: str | None = "auto", config: EngineConfig | None = None
+    ) -> None:
+        self.config = config or EngineConfig()
+        path = resolve_model(model)
+        self.tokenizer = Tokenizer.from_path(path)
+        loaded = load_target(path, DTYPES[self.config.dtype])
+        if self.tokenizer.vocab_size > loaded.config.vocab_size:
+            raise ModelFormatError(
+                f"{path}: the tokenizer has ids up to {self.tokenizer.vocab_size - 1}, the model only"
+                f" {loaded.config.vocab_size} of them; use the tokenizer that belongs to the model"
+            )
+        draft_path = None if self.config.speculative.mode.is_off else _draft_path(model, draft)
+        self.engine = Engine(self._models(loaded, draft_path), self.config)
+        self._num_calls = 0
+
+    def _models(self, loaded: LoadedTarget, draft_path: Path | None) -> EngineModels:
+        eos_token_ids = self.tokenizer.eos_token_ids | frozenset(loaded.config.eos_token_ids)
+        if draft_path is None:
+            return EngineModels(
+                LlamaModel(loaded.config, loaded.tensors), None, self.tokenizer.new_decoder, eos_token_ids
+            )
+        draft = load_draft(draft_path, loaded.config, DTYPES[self.config.dtype])
+        target = LlamaModel(loaded.config, loaded.tensors, draft.config.aux_layer_ids)
+        eagle = EagleModel(draft.config, draft.tensors, target.embedding, target.head)
+        return EngineModels(target, eagle, self.tokenizer.new_decoder, eos_token_ids)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_output: OutputCallback | None = None,
+        on_trace: TraceCallback | None = None,
+    ) -> list[RequestOutput]:
+        """Continue raw prompts.
+
+        Args:
+            prompts: one text, or one list of token ids, or a list of either.
+            params: for all prompts, or one for each; None takes the defaults.
+            on_output: called after every step with (index of the prompt, its state so far) for each prompt that grew.
+            on_trace: called after every step with the draft tree of each prompt.
+
+        Returns:
+            One finished output per prompt, in order.
+
+        Raises:
+            PromptError: a prompt that is empty, malformed or too long; nothing is run then.
+            InvalidParameterError: parameters that do not fit; nothing is run then.
+        """
+        texts: list[Prompt] = _as_list(prompts)
+        encoded = [self._encode(index, prompt) for index, prompt in enumerate(texts)]
+        return self._run(texts, encoded, params, on_output, on_trace)
+
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_output: OutputCallback | None = None,
+        on_trace: TraceCallback | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations through the model's chat template; otherwise as `generate`.
+
+        Args:
+            conversations: one list of messages (`role`, `content`), or a list of such lists.
+        """
+        if isinstance(conversations, Mapping) or not isinstance(conversations, Sequence) or not conversations:
+            raise PromptError("there is no message; give a list of messages, or a list of such lists")
+        many = [conversations] if isinstance(conversations[0], Mapping) else conversations
+        encoded = [self.tokenizer.apply_chat_template(messages) for messages in many]  # type: ignore[arg-type]
+        return self._run([None] * len(encoded), encoded, params, on_output, on_trace)
+
+    def _encode(self, index: int, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        token_ids = self.tokenizer.encode(prompt)
+        if not prompt or not token_ids:
+            raise PromptError(f"prompt {index} is empty; give at least one character")
+        return token_ids
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt | None],
+        encoded: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        on_output: OutputCallback | None,
+        on_trace: TraceCallback | None,
+    ) -> list[RequestOutput]:
+        each = _params_of_each(params, len(encoded))
+        self._num_calls += 1
+        index_of: dict[str, int] = {}
+        finished: dict[int, RequestOutput] = {}
+        self.engine.on_trace = on_trace
+        try:
+            for index, token_ids in enumerate(encoded):
+                request_id = f"{self._num_calls}-{index}"
+                prompt = prompts[index]
+                text = prompt if isinstance(prompt, str) else None
+                self.engine.add_request(request_id, token_ids, each[index], prompt=text)
+                index_of[request_id] = index
+            while self.engine.has_unfinished:
+                for output in self.engine.step():
+                    index = index_of[output.request_id]
+                    if output.finished:
+                        finished[index] = output
+                    if on_output is not None:
+                        on_output(index, output)
+        finally:
+            # Whatever went wrong, or whoever interrupted: the engine must not keep half of this call.
+            for request_id in index_of:
+                self.engine.abort(request_id)
+            self.engine.on_trace = None
+        return [finished[index] for index in range(len(encoded))]
+
+
+def _draft_path(model: str, draft: str | None) -> Path | None:
+    if draft is None or draft == "none":
+        return None
+    if draft == "auto":
+        return shipped_draft(KNOWN_MODELS[model].draft) if model in KNOWN_MODELS else None
+    return resolve_model(draft)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many to many; a list that holds numbers is one prompt of token ids."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise PromptError(f"prompts is a {type(prompts).__name__}; give a text, token ids, or a list of either")
+    if prompts and all(isinstance(entry, int) for entry in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _params_of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    if len(params) != num_prompts:
+        raise InvalidParameterError(
+            f"there are {len(params)} sampling parameters for {num_prompts} prompts; give one for all, or one for each"
+        )
+    return params
