@@ -12,6 +12,7 @@ from aquiline.errors import InvalidParameterError
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
+MAX_COUNT = 2**31 - 1
 
 
 class FinishReason(enum.StrEnum):
@@ -106,14 +107,14 @@ class SamplingParams:
         _check_float("repetition_penalty", self.repetition_penalty, 0.0, math.inf, lowest_excluded=True)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_int("top_k", self.top_k, 0, None)
-        _check_int("min_tokens", self.min_tokens, 0, None)
-        _check_int("n", self.n, 1, None)
+        _check_int("top_k", self.top_k, 0, MAX_COUNT)
+        _check_int("min_tokens", self.min_tokens, 0, MAX_COUNT)
+        _check_int("n", self.n, 1, MAX_COUNT)
         for name, highest in (("seed", MAX_SEED), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 0, highest)
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, None)
+            _check_int("max_tokens", self.max_tokens, 1, MAX_COUNT)
             if self.min_tokens > self.max_tokens:
                 raise InvalidParameterError(
                     f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; min_tokens must not be larger"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from aquiline.errors import InvalidParameterError
 from aquiline.request import (
+    MAX_COUNT,
     MAX_LOGPROBS,
     MAX_SEED,
     CompletionOutput,
@@ -24,7 +25,7 @@ INF = math.inf
 RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("temperature", [0, 0.0, 1e6], [-1e-9, INF, math.nan, 10**400, True, "1"]),
     ("top_p", [1e-9, 1, 1.0], [0.0, 1.0000001, math.nan]),
-    ("top_k", [0, 10**9], [-1, 1.0]),
+    ("top_k", [0, MAX_COUNT], [-1, 1.0, MAX_COUNT + 1]),
     ("min_p", [0.0, 1.0], [-1e-9, 1.0000001, math.nan]),
     ("repetition_penalty", [1e-9, 100.0], [0.0, -1.0, INF, math.nan]),
     ("presence_penalty", [-2.0, 2.0], [-2.0001, 2.0001, math.nan]),
@@ -32,12 +33,12 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("logit_bias", [{}, {5: -100}, {0: 100.0}], [{-1: 0.0}, {1.0: 0.0}, {5: 100.1}, {5: math.nan}, {5: "1"}, [5], 5]),
     ("allowed_token_ids", [None, [0], {3, 4}], [[], [-1], [1.0], [True], 5, "12"]),
     ("banned_token_ids", [[], [0]], [[-1], [None], 5, "12", None]),
-    ("min_tokens", [0, 5], [-1, 1.0, True]),
-    ("max_tokens", [None, 1], [0, -1, 1.0, True]),
+    ("min_tokens", [0, 5], [-1, 1.0, True, MAX_COUNT + 1]),
+    ("max_tokens", [None, 1, MAX_COUNT], [0, -1, 1.0, True, MAX_COUNT + 1]),
     ("stop", ["end", ["a", "b"], ()], ["", ["a", ""], [5], 5, None, b"end"]),
     ("stop_token_ids", [[], [0]], [[-1], ["a"], 5]),
     ("seed", [None, 0, MAX_SEED], [-1, MAX_SEED + 1, 1.0, True]),
-    ("n", [1, 3], [0, -1, 1.5, True]),
+    ("n", [1, 3], [0, -1, 1.5, True, MAX_COUNT + 1]),
     ("logprobs", [None, 0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1, True]),
     ("prompt_logprobs", [None, 0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1, True]),
     ("ignore_eos", [True, False], [0, 1, None, "yes"]),
