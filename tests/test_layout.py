@@ -45,7 +45,7 @@ PUBLIC_NAMES = {
 RECORDS = {"errors", "config", "request", "speculation"}
 LAYERS = {
     "text": {"tokenizer", "hf_tokenizer", "gguf_tokenizer", "tokenizer_parts", "chat_template", "token_bytes"},
-    "store": {"model_store"},
+    "store": {"model_store", "shipped_drafts"},
     "kernels": {"kernels"},
     "models": {"models"},
     "engine": {"engine"},
