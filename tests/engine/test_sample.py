@@ -11,9 +11,10 @@ from torch import Tensor
 
 from aquiline.config import AcceptanceRule
 from aquiline.engine.sample import Accepted, LogitRows, Sampler
-from aquiline.engine.sampling_inputs import SamplingState
+from aquiline.engine.sampling_inputs import SamplingInputs, SamplingState
 from aquiline.kernels.reference import accept
-from aquiline.kernels.reference.sampling import LogitRules, RowPlaces, process_logits
+from aquiline.kernels.reference.noise import NoiseStream
+from aquiline.kernels.reference.sampling import LogitRules, RowPlaces, draw_tokens, process_logits
 from aquiline.request import Request, SamplingParams
 from tests.engine.toy_decoder import ToyDecoder, first_tokens, many_requests
 from tests.kernels.chi_square import REJECTION_LEVEL, histogram, p_value
@@ -355,3 +356,35 @@ def test_large_steps_are_cut_into_chunks_without_a_trace(monkeypatch: pytest.Mon
     whole = decoder.step(inputs, inputs.seeds % 4, inputs.prompt_lengths)
     monkeypatch.setattr("aquiline.engine.sample.NUMBERS_PER_CHUNK", 12)
     assert torch.equal(decoder.step(inputs, inputs.seeds % 4, inputs.prompt_lengths).drawn, whole.drawn)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "streams"),
+    [("keyed", {NoiseStream.TARGET}), ("multi_round", {NoiseStream.DRAFT, NoiseStream.ACCEPT, NoiseStream.RESIDUAL})],
+    ids=["keyed", "multi_round"],
+)
+def test_each_use_of_noise_has_its_own_stream(
+    acceptance: AcceptanceRule, streams: set[NoiseStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    keys = SamplingInputs.keys
+
+    def recording_keys(inputs: SamplingInputs, row_to_request: Tensor, positions: Tensor, stream: int) -> Tensor:
+        used.append(stream)
+        return keys(inputs, row_to_request, positions, stream)
+
+    monkeypatch.setattr(SamplingInputs, "keys", recording_keys)
+    inputs = many_requests(3, LogitRules(temperatures=torch.ones(3)))
+    ToyDecoder(Sampler(4, acceptance), TARGET, DRAFT, (2,)).step(inputs, torch.arange(3), inputs.prompt_lengths)
+    assert set(used) == streams and len(used) == len(streams)
+
+
+def test_multi_round_draws_its_last_token_with_the_key_of_its_position() -> None:
+    """A perfect draft: root at position 4, its child at 5, so the last token is drawn for position 6."""
+    inputs = many_requests(200, LogitRules(temperatures=torch.ones(200)))
+    decoder = ToyDecoder(Sampler(4, "multi_round"), TARGET, TARGET, (1,))
+    step = decoder.step(inputs, torch.arange(200) % 4, torch.full((200,), 4))
+    assert step.num_accepted.tolist() == [1] * 200
+    keys = inputs.keys(torch.arange(200), torch.full((200,), 6), NoiseStream.RESIDUAL)
+    expected = draw_tokens(TARGET[step.token_ids[:, 0]], torch.ones(200), keys)
+    assert step.bonus.tolist() == expected.tolist()
