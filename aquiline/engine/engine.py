@@ -12,6 +12,7 @@ import torch
 from aquiline.config import EngineConfig
 from aquiline.engine.cache import BlockCache
 from aquiline.engine.commit import CommittedRequest, Committer
+from aquiline.engine.consistency import CheckedState, ConsistencyChecker
 from aquiline.engine.device_state import DeviceState
 from aquiline.engine.draft import Drafter
 from aquiline.engine.draft_inputs import DraftInputBuilder
@@ -100,6 +101,7 @@ class Engine:
             self._drafter = Drafter(self._draft, self.pool, self.features, self._sampler, draft_builder)
         sampling = SamplingState(layout.max_num_seqs, target.config.vocab_size, device)
         self._device = DeviceState(self.pool, self.features, sampling, self._builder)
+        self._checker = ConsistencyChecker(target, self._draft, CheckedState(self.pool, self.features, sampling))
         self._committer = Committer(self.scheduler.max_request_tokens)
         self._groups: dict[str, SampleGroup] = {}
         self._group_of: dict[str, str] = {}
@@ -191,7 +193,18 @@ class Engine:
             accepted = self._sampler.accept(sampling, verified.tree, verified.rows)
             self._device.move_accepted(step, accepted)
         committed = self._commit(step, verified, accepted)
+        if self.config.check_consistency:
+            self.check_consistency()
         return self._deliver(step, committed, time.perf_counter() - started)
+
+    def check_consistency(self) -> None:
+        """Recompute every running request from scratch and compare all its states (slow).
+
+        Raises:
+            ConsistencyError: a state does not describe the committed history.
+        """
+        self.scheduler.check_integrity()
+        self._checker.check(request for request in self.scheduler.running if not request.is_finished)
 
     def _place(self, preempted: Sequence[Request], step: StepLayout) -> None:
         for request in preempted:

@@ -71,6 +71,11 @@ class Scheduler:
         return bool(self._requests)
 
     @property
+    def running(self) -> tuple[Request, ...]:
+        """Requests that hold a device row, in admission order."""
+        return tuple(self._running)
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
@@ -245,7 +250,8 @@ class Scheduler:
         limit is 2. And with draft_max_position 8 and 6 computed tokens: the root is in slot 6, the node at depth d has
         its draft row at rotary position 6 + d - 1, and 6 and 7 exist, so the limit is 2.
         """
-        if not request.speculate or not _decodes(request):
+        # With nothing computed there is no feature yet, and so no draft row that could propose anything.
+        if not request.speculate or not _decodes(request) or request.num_computed_tokens == 0:
             return 0
         limit = self.num_remaining_tokens(request) - 1
         if self._draft_max_position is not None:
