@@ -19,7 +19,10 @@ from aquiline.request import RequestOutput, SamplingParams
 from aquiline.shipped_drafts import shipped_draft
 from aquiline.tokenizer import Tokenizer
 
+__all__ = ["LLM", "Conversation", "Message", "OutputCallback", "Prompt", "TraceCallback", "TreeTrace"]
+
 Message = Mapping[str, Any]
+Conversation = Sequence[Message]
 Prompt = str | Sequence[int]
 OutputCallback = Callable[[int, RequestOutput], None]
 TraceCallback = Callable[[TreeTrace], None]
@@ -94,7 +97,7 @@ class LLM:
 
     def chat(
         self,
-        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        conversations: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_output: OutputCallback | None = None,

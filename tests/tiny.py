@@ -150,7 +150,7 @@ def tiny_engine(
 
 def finish_all(engine: Engine, after_step: Callable[[Engine], None] | None = None) -> dict[str, RequestOutput]:
     """Step until nothing is left; the last output of every request."""
-    outputs = {}
+    outputs: dict[str, RequestOutput] = {}
     for _ in range(10_000):
         if not engine.has_unfinished:
             return outputs

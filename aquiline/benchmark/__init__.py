@@ -1,0 +1,1 @@
+"""Programs that measure, and say on what."""
