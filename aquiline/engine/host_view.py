@@ -61,12 +61,17 @@ def tree_traces(
     accepted: Accepted,
     committed: dict[str, tuple[int, ...]],
 ) -> list[TreeTrace]:
-    """One record for every drawing request; a request without a tree shows its root alone."""
+    """One record for every drawing request; a request without a tree shows its root alone.
+
+    Args:
+        committed: token ids that the step already appended to each request, by request id.
+    """
     traces = []
     drawn = accepted.drawn.tolist()
     for index, scheduled in enumerate(step.drawing):
         request_id = scheduled.request.request_id
-        kept, parents, tokens = [0], [-1], [scheduled.request.token_ids[-1]]
+        root = scheduled.request.token_ids[-1 - len(committed[request_id])]
+        kept, parents, tokens = [0], [-1], [root]
         if tree is not None:
             kept = _true_places(tree.is_valid[index])
             number = {node: place for place, node in enumerate(kept)}

@@ -42,6 +42,7 @@ class Scheduler:
     Attributes:
         max_request_tokens: most tokens, prompt and output, that a request may ever hold; a request that holds as many
             has to end with FinishReason.LENGTH.
+        num_preemptions: how often a request lost its blocks to another.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._draft_max_position = draft_max_position
         self.max_request_tokens = min(max_model_len, cache.num_blocks * cache.block_size)
+        self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []
         # In admission order.
@@ -203,6 +205,7 @@ class Scheduler:
         request.num_computed_tokens = 0
         request.num_draft_rows = 0
         request.num_preemptions += 1
+        self.num_preemptions += 1
         request.status = RequestStatus.WAITING
         insort_left(self._waiting, request, key=_urgency)
 

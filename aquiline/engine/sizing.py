@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,7 @@ class EngineSizes:
             max_num_seqs=config.scheduler.max_num_seqs,
             scratch_per_row=scratch,
         )
+        _check_memory(layout, target, draft, DTYPES[config.dtype])
         return cls(max_model_len, layout)
 
 
@@ -73,6 +75,19 @@ def _num_blocks(config: EngineConfig, target: LlamaConfig, draft: EagleConfig | 
         return num_blocks
     enough = config.scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
     return max(1, min(enough, DEFAULT_CACHE_BYTES // size))
+
+
+def _check_memory(layout: SlotLayout, target: LlamaConfig, draft: EagleConfig | None, dtype: torch.dtype) -> None:
+    models = [target] if draft is None else [target, draft.layers]
+    needed = layout.num_slots * block_bytes(1, models, dtype)
+    if draft is not None:
+        needed += layout.num_blocks * draft.feature_size * dtype.itemsize
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > present:
+        raise InvalidParameterError(
+            f"the cache would take {needed / 2**30:.3g} GiB; this machine has {present / 2**30:.3g} GiB of memory:"
+            " ask for a smaller kv_cache_gb or num_blocks, or fewer max_num_seqs"
+        )
 
 
 def _scratch_places(shape: TreeShape) -> int:
