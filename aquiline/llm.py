@@ -46,6 +46,13 @@ class LLM:
     ) -> None:
         self.config = config or EngineConfig()
         path = resolve_model(model)
+        mode = self.config.speculative.mode
+        draft_path = None if mode.is_off else _draft_path(model, draft)
+        if draft_path is None and mode.shape is not None:
+            raise InvalidParameterError(
+                f"--speculate is {mode.text!r} and there is no draft model for {model!r}; name one with --draft, or use"
+                " --speculate off"
+            )
         self.tokenizer = Tokenizer.from_path(path)
         loaded = load_target(path, DTYPES[self.config.dtype])
         if self.tokenizer.vocab_size > loaded.config.vocab_size:
@@ -53,7 +60,6 @@ class LLM:
                 f"{path}: the tokenizer has ids up to {self.tokenizer.vocab_size - 1}, the model only"
                 f" {loaded.config.vocab_size} of them; use the tokenizer that belongs to the model"
             )
-        draft_path = None if self.config.speculative.mode.is_off else _draft_path(model, draft)
         self.engine = Engine(self._models(loaded, draft_path), self.config)
         self._num_calls = 0
 
@@ -116,6 +122,8 @@ class LLM:
 
     def _encode(self, index: int, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
+            if not isinstance(prompt, Sequence):
+                raise PromptError(f"prompt {index} is a {type(prompt).__name__}; give a text or a list of token ids")
             return list(prompt)
         token_ids = self.tokenizer.encode(prompt)
         if not prompt or not token_ids:

@@ -1,4 +1,4 @@
-"""The promise on the real model with the shipped head, in float32: the setting of `--speculate` never shows in the output.
+"""The promise on the real model with the shipped head, in float32: `--speculate` never shows in the output.
 
 The reference is plain decoding, one prompt at a time, in an engine with room to spare and no prefix cache.
 """

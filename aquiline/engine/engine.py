@@ -138,8 +138,8 @@ class Engine:
         vocab_size = self._models.target.config.vocab_size
         params.check_vocab(vocab_size)
         for token_id in prompt_token_ids:
-            if not 0 <= token_id < vocab_size:
-                raise PromptError(f"the prompt holds token id {token_id}; this model has ids 0 to {vocab_size - 1}")
+            if not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+                raise PromptError(f"the prompt holds token id {token_id!r}; this model has ids 0 to {vocab_size - 1}")
         seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED + 1)
         samples = []
         for index in range(params.n):
