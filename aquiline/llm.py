@@ -10,7 +10,7 @@ from aquiline.config import EngineConfig
 from aquiline.engine.engine import Engine, EngineModels
 from aquiline.engine.sizing import DTYPES
 from aquiline.engine.trace import TreeTrace
-from aquiline.errors import InvalidParameterError, ModelFormatError, PromptError
+from aquiline.errors import InvalidParameterError, PromptError
 from aquiline.model_store import KNOWN_MODELS, resolve_model
 from aquiline.models.eagle import EagleModel
 from aquiline.models.llama import LlamaModel
@@ -55,11 +55,6 @@ class LLM:
             )
         self.tokenizer = Tokenizer.from_path(path)
         loaded = load_target(path, DTYPES[self.config.dtype])
-        if self.tokenizer.vocab_size > loaded.config.vocab_size:
-            raise ModelFormatError(
-                f"{path}: the tokenizer has ids up to {self.tokenizer.vocab_size - 1}, the model only"
-                f" {loaded.config.vocab_size} of them; use the tokenizer that belongs to the model"
-            )
         self.engine = Engine(self._models(loaded, draft_path), self.config)
         self._num_calls = 0
 
