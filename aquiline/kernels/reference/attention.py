@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from aquiline.kernels.attention_inputs import AttentionGroup, AttentionInputs
 from aquiline.kernels.reference.dense import pad_rows
 
 CONTEXT_CHUNK = 32
 QUERY_TILE = 128
+WIDTH_TILE = 8
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class _Part:
     """Scores and values of one stretch of logical positions."""
 
     scores: Tensor  # [..., num_rows, num_positions], -inf where unseen
-    values: Tensor  # [..., num_positions, head_dim], zero where unseen by all
+    values: Tensor  # [..., num_positions, padded head_dim], zero where unseen by all
 
 
 def attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, inputs: AttentionInputs) -> Tensor:
@@ -75,7 +77,7 @@ def _attend(
         start = (_split_rows(total, shape), _split_rows(weight, shape))
         total, weight = _accumulate(window, _split_rows(peak, shape), start)
         total, weight = _join_rows(total, shape[3], num_rows), _join_rows(weight, shape[3], num_rows)
-    result = total[:, :, :num_rows] / weight[:, :, :num_rows].clamp_min(torch.finfo(torch.float32).tiny)
+    result = total[:, :, :num_rows, :head_dim] / weight[:, :, :num_rows].clamp_min(torch.finfo(torch.float32).tiny)
     result = result.view(num_reqs, num_kv_heads, num_queries, shape[3], head_dim)
     return result.permute(0, 2, 1, 3, 4).reshape(num_reqs * num_queries, num_heads, head_dim)
 
@@ -95,7 +97,7 @@ def _shared_part(
     row_seen = torch.zeros(num_reqs, rows.shape[2], context, dtype=torch.bool, device=query.device)
     row_seen[:, : num_queries * heads_per_group] = seen.repeat_interleave(heads_per_group, dim=1)
     keys = key_cache[group.key_slots].float().permute(0, 2, 3, 1)  # [num_reqs, num_kv_heads, head_dim, context]
-    values = value_cache[group.key_slots].float()
+    values = _pad_width(value_cache[group.key_slots].float())
     values = torch.where(seen.any(dim=1)[:, :, None, None], values, 0.0).permute(0, 2, 1, 3)
     scores = torch.matmul(rows, keys).masked_fill(~row_seen.unsqueeze(1), -torch.inf)
     return _Part(scores, values)
@@ -121,7 +123,8 @@ def _window_part(
     slots = torch.where(in_pages, page_slots, path_slots)
     seen = (in_pages | in_path) & (position >= first_position) & (visible > 0)  # [num_reqs, num_queries, width]
     keys = key_cache[slots].float().permute(0, 1, 3, 4, 2)  # [num_reqs, num_queries, num_kv_heads, head_dim, width]
-    values = torch.where(seen[..., None, None], value_cache[slots].float(), 0.0).permute(0, 1, 3, 2, 4)
+    values = _pad_width(value_cache[slots].float())
+    values = torch.where(seen[..., None, None], values, 0.0).permute(0, 1, 3, 2, 4)
     scores = torch.matmul(pad_rows(query), keys)[..., :heads_per_group, :]
     scores = pad_rows(scores.masked_fill(~seen[:, :, None, None, :], -torch.inf))
     return _Part(scores, values)
@@ -144,6 +147,15 @@ def _accumulate(part: _Part, peak: Tensor, start: tuple[Tensor, Tensor] | None) 
     return total, weight
 
 
+def _pad_width(heads: Tensor) -> Tensor:
+    """Append zeros to the head width until it is a multiple of WIDTH_TILE.
+
+    A matrix library sums the rows of a product with few columns in an order that depends on how many rows there are.
+    """
+    missing = -heads.shape[-1] % WIDTH_TILE
+    return functional.pad(heads, (0, missing)) if missing else heads
+
+
 def _finite(peak: Tensor) -> Tensor:
     """A row that sees nothing has no peak; any number serves, since all its weights are exp(-inf) = 0."""
     return torch.where(torch.isinf(peak), 0.0, peak)
@@ -162,4 +174,4 @@ def _join_rows(rows: Tensor, heads_per_group: int, num_rows: int) -> Tensor:
     real = rows[:, :, :, :heads_per_group].permute(0, 2, 1, 3, 4)
     joined = real.reshape(rows.shape[0], rows.shape[2], rows.shape[1] * heads_per_group, rows.shape[-1])
     missing = num_rows - joined.shape[2]
-    return torch.nn.functional.pad(joined, (0, 0, 0, missing)) if missing else joined
+    return functional.pad(joined, (0, 0, 0, missing)) if missing else joined

@@ -2,7 +2,8 @@
 
 Row independence: the bits of a row of any result depend on that row's inputs alone, not on how many other rows there
 are or what they hold. Matrix products keep that promise because rows are padded to a multiple of ROW_TILE: below it a
-matrix library switches to other inner loops, which sum in another order.
+matrix library switches to other inner loops, which sum in another order. For the same reason a matrix with few
+outputs is padded to MIN_OUTPUTS.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 ROW_TILE = 8
+MIN_OUTPUTS = 16
 
 
 def pad_rows(rows: Tensor) -> Tensor:
@@ -32,7 +34,10 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         weight: [out_features, in_features].
         bias: [out_features] or None.
     """
-    product = torch.mm(pad_rows(rows), weight.t())[: rows.shape[0]]
+    num_outputs = weight.shape[0]
+    if num_outputs < MIN_OUTPUTS:
+        weight = functional.pad(weight, (0, 0, 0, MIN_OUTPUTS - num_outputs))
+    product = torch.mm(pad_rows(rows), weight.t())[: rows.shape[0], :num_outputs]
     return product if bias is None else product + bias
 
 
