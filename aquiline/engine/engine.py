@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,7 @@ from aquiline.engine.planner import Planner
 from aquiline.engine.prompt_logprobs import record_prompt_logprobs
 from aquiline.engine.sample import Accepted, Sampler
 from aquiline.engine.sampling_inputs import SamplingState
+from aquiline.engine.schedule import ScheduledBatch
 from aquiline.engine.scheduler import Scheduler
 from aquiline.engine.sizing import DTYPES, EngineSizes
 from aquiline.engine.stream import TextStream
@@ -160,6 +162,9 @@ class Engine:
 
     def _queue(self, group: SampleGroup) -> None:
         for sample in group.samples:
+            if sample.request.request_id in self._group_of:
+                raise InvalidParameterError(f"request_id {sample.request.request_id!r} is in use; choose another")
+        for sample in group.samples:
             self.scheduler.add(sample.request)
         self._num_added += len(group.samples)
         self._groups[group.request_id] = group
@@ -180,22 +185,51 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the outputs that grew or ended, in the order of the step."""
+        """Run one step; returns the outputs that grew or ended, in the order of the step.
+
+        Raises:
+            Exception: whatever went wrong inside. Every request of the step is then aborted and forgotten, for its
+                states may not agree any more; the other requests go on with the next step.
+        """
         started = time.perf_counter()
         batch = self.scheduler.schedule()
-        step = StepLayout.of(batch, batch.tree.num_draft_tokens + 1)
-        self._place(batch.preempted, step)
-        sampling = self._device.sampling_inputs(step)
-        tree = None if self._drafter is None else self._drafter.propose(step, batch.tree, sampling)
-        verified = self._verifier.run(step, tree)
-        accepted = None
-        if verified.rows is not None:
-            accepted = self._sampler.accept(sampling, verified.tree, verified.rows)
-            self._device.move_accepted(step, accepted)
-        committed = self._commit(step, verified, accepted)
-        if self.config.check_consistency:
-            self.check_consistency()
-        return self._deliver(step, committed, time.perf_counter() - started)
+        if not batch.requests:
+            return []
+        with self._all_or_none(batch):
+            step = StepLayout.of(batch, batch.tree.num_draft_tokens + 1)
+            self._place(batch.preempted, step)
+            sampling = self._device.sampling_inputs(step)
+            tree = None if self._drafter is None else self._drafter.propose(step, batch.tree, sampling)
+            verified = self._verifier.run(step, tree)
+            accepted = None
+            if verified.rows is not None:
+                accepted = self._sampler.accept(sampling, verified.tree, verified.rows)
+                self._device.move_accepted(step, accepted)
+            committed = self._commit(step, verified, accepted)
+            if self.config.check_consistency:
+                self.check_consistency()
+            return self._deliver(step, committed, time.perf_counter() - started)
+
+    @contextmanager
+    def _all_or_none(self, batch: ScheduledBatch) -> Iterator[None]:
+        """Abort every request of a step that fails.
+
+        Their blocks stay findable only as far as they were final before the step: features that the step did not keep
+        would be missing from later ones.
+        """
+        requests = [scheduled.request for scheduled in batch.requests]
+        final_rows = [(request.num_computed_tokens, request.num_draft_rows) for request in requests]
+        try:
+            yield
+        except BaseException:
+            for request in batch.preempted:
+                self._device.release(request)
+            for request, (num_computed_tokens, num_draft_rows) in zip(requests, final_rows, strict=True):
+                request.num_computed_tokens, request.num_draft_rows = num_computed_tokens, num_draft_rows
+            ids = [request.request_id for request in requests]
+            for group_id in dict.fromkeys(self._group_of[i] for i in ids if i in self._group_of):
+                self.abort(group_id)
+            raise
 
     def check_consistency(self) -> None:
         """Recompute every running request from scratch and compare all its states (slow).

@@ -101,9 +101,7 @@ def run_jobs(engine: Engine, jobs: Sequence[Job]) -> dict[str, RequestOutput]:
     for step in range(10_000):
         for index, job in enumerate(jobs):
             if job.arrival == step:
-                engine.add_request(
-                    str(index), job.prompt, job.params, priority=job.priority, speculate=job.speculate
-                )
+                engine.add_request(str(index), job.prompt, job.params, priority=job.priority, speculate=job.speculate)
             if job.abort == step:
                 aborted = engine.abort(str(index))
                 if aborted is not None:
