@@ -116,10 +116,10 @@ class LLM:
         return self._run([None] * len(encoded), encoded, params, on_output, on_trace)
 
     def _encode(self, index: int, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, Sequence):
+            raise PromptError(f"prompt {index} is a {type(prompt).__name__}; give a text or a list of token ids")
         if not isinstance(prompt, str):
-            if not isinstance(prompt, Sequence):
-                raise PromptError(f"prompt {index} is a {type(prompt).__name__}; give a text or a list of token ids")
-            return list(prompt)
+            return [*prompt]
         token_ids = self.tokenizer.encode(prompt)
         if not prompt or not token_ids:
             raise PromptError(f"prompt {index} is empty; give at least one character")

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import metadata
 
-from aquiline.cli import generate, pull
+from aquiline.cli import bench, generate, pull
 from aquiline.cli.parser import LineParser
 from aquiline.errors import UserError
 
@@ -32,6 +32,7 @@ def build_parser() -> LineParser:
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     pull.add_command(commands)
     generate.add_command(commands)
+    bench.add_command(commands)
     return parser
 
 

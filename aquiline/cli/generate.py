@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from aquiline.cli.explain import StepView
+from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
 from aquiline.cli.options import (
     ENGINE_OPTIONS,
     ENGINE_RECORDS,
@@ -20,12 +21,9 @@ from aquiline.cli.options import (
     sampling_params,
 )
 from aquiline.cli.output import AnswerPrinter, JsonPrinter, Printer, StreamPrinter
-from aquiline.cli.parser import add_options, integer
+from aquiline.cli.parser import add_options
 from aquiline.cli.prompts import Prompt, read_prompts
-from aquiline.cli.pull import shown_progress
-from aquiline.config import EngineConfig
 from aquiline.errors import InvalidParameterError
-from aquiline.model_store import resolve_model
 from aquiline.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -35,21 +33,12 @@ DESCRIPTION = """Answer prompts. Text appears as it is committed, and one line o
 appear under headers, each when it is complete and its turn has come."""
 
 
-@dataclass(frozen=True)
-class GenerateSettings:
-    """A checked `aquiline generate` command line.
+@dataclass(frozen=True, kw_only=True)
+class GenerateSettings(ModelChoice):
+    """A checked `aquiline generate` command line."""
 
-    Attributes:
-        draft: a folder, `auto` (the draft that belongs to the model, if there is one) or `none`.
-        num_threads: CPU threads of PyTorch; None leaves its own choice.
-    """
-
-    model: str
-    draft: str
     prompts: tuple[Prompt, ...]
     params: SamplingParams
-    config: EngineConfig
-    num_threads: int | None
     is_raw: bool
     is_json: bool
     is_explained: bool
@@ -59,21 +48,12 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `generate` to the command line."""
     parser = commands.add_parser("generate", help="answer prompts", description=DESCRIPTION)
     source = parser.add_argument_group("model and prompts")
-    source.add_argument(
-        "--model",
-        default="smollm2-135m",
-        metavar="MODEL",
-        help="a known name, a GGUF file, a Hugging Face folder or a hub id (default smollm2-135m)",
-    )
-    source.add_argument(
-        "--draft", default="auto", metavar="PATH", help="a draft folder, none, or auto: the model's own (default auto)"
-    )
+    add_model_options(source)
     source.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="ask this (may be repeated)")
     source.add_argument(
         "--prompts", metavar="FILE", help="JSONL file, one object with prompt, messages or turns per line; - is stdin"
     )
     source.add_argument("--raw", action="store_true", help="do not apply the chat template")
-    source.add_argument("--threads", type=integer, metavar="N", help="CPU threads (default: PyTorch's choice)")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object per answer, in prompt order")
     output.add_argument("--explain", action="store_true", help="draw the draft tree of every step")
@@ -99,8 +79,6 @@ def check_arguments(args: argparse.Namespace) -> GenerateSettings:
         InvalidParameterError: a value outside its range, or options that contradict each other.
         PromptError: no prompt, an empty one, or a prompt file that cannot be used.
     """
-    if args.threads is not None and args.threads < 1:
-        raise InvalidParameterError(f"--threads is {args.threads}; it must be an integer, at least 1")
     if args.explain and args.json:
         raise InvalidParameterError("--explain draws and --json prints objects; give only one of them")
     params = sampling_params(args)
@@ -112,24 +90,11 @@ def check_arguments(args: argparse.Namespace) -> GenerateSettings:
         prompts=read_prompts(args.prompt, args.prompts, args.raw),
         params=params,
         config=engine_config(args),
-        num_threads=args.threads,
+        num_threads=check_threads(args.threads),
         is_raw=args.raw,
         is_json=args.json,
         is_explained=args.explain,
     )
-
-
-def open_llm(settings: GenerateSettings) -> LLM:
-    """Load the model; one that is not on disk is fetched first, and a wrong name is noticed before PyTorch loads."""
-    with shown_progress() as show:
-        resolve_model(settings.model, show)
-    import torch
-
-    from aquiline.llm import LLM
-
-    if settings.num_threads is not None:
-        torch.set_num_threads(settings.num_threads)
-    return LLM(settings.model, draft=settings.draft, config=settings.config)
 
 
 def make_printer(settings: GenerateSettings) -> Printer:

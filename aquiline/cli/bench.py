@@ -1,0 +1,103 @@
+"""`aquiline bench`: measure, and print what was measured on what."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
+from aquiline.cli.options import (
+    ENGINE_OPTIONS,
+    ENGINE_RECORDS,
+    SAMPLING_OPTIONS,
+    SAMPLING_RECORDS,
+    engine_config,
+    sampling_params,
+)
+from aquiline.cli.output import write
+from aquiline.cli.parser import add_options
+from aquiline.cli.prompts import Prompt, read_prompts
+from aquiline.errors import InvalidParameterError
+from aquiline.request import SamplingParams
+
+DESCRIPTION = """Answer prompts with speculation and count how many draft tokens the target accepts, position by
+position. Steps without a draft tree are not counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceSettings(ModelChoice):
+    """A checked `aquiline bench acceptance` command line."""
+
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    is_json: bool
+
+
+def add_command(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `bench` and what can be measured to the command line."""
+    parser = commands.add_parser("bench", help="measure", description="Measure, with provenance.")
+    kinds = parser.add_subparsers(title="measurements", dest="measurement", required=True, metavar="MEASUREMENT")
+    acceptance = kinds.add_parser("acceptance", help="accepted draft tokens by position", description=DESCRIPTION)
+    source = acceptance.add_argument_group("model and prompts")
+    add_model_options(source)
+    source.add_argument("--prompts", metavar="FILE", required=True, help="JSONL file, as for generate; - is stdin")
+    output = acceptance.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object with provenance")
+    add_options(acceptance.add_argument_group("sampling"), SAMPLING_OPTIONS, SAMPLING_RECORDS)
+    add_options(acceptance.add_argument_group("engine"), ENGINE_OPTIONS, ENGINE_RECORDS)
+    acceptance.set_defaults(run=run_acceptance)
+
+
+def check_arguments(args: argparse.Namespace) -> AcceptanceSettings:
+    """Turn parsed arguments into settings.
+
+    Raises:
+        UserError: a value outside its range, prompts that cannot be read, or speculation switched off.
+    """
+    config = engine_config(args)
+    if config.speculative.mode.is_off or args.draft == "none":
+        raise InvalidParameterError("without speculation nothing is accepted; give --speculate a tree and keep a draft")
+    return AcceptanceSettings(
+        model=args.model,
+        draft=args.draft,
+        config=config,
+        num_threads=check_threads(args.threads),
+        prompts=read_prompts([], args.prompts, is_raw=False),
+        params=sampling_params(args),
+        is_json=args.json,
+    )
+
+
+def run_acceptance(args: argparse.Namespace) -> None:
+    """Measure acceptance on the prompts that `args` names."""
+    settings = check_arguments(args)
+    llm = open_llm(settings)
+    from aquiline.benchmark.acceptance import measure_acceptance
+    from aquiline.benchmark.provenance import provenance
+
+    conversations = [prompt.messages for prompt in settings.prompts]
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("answering", total=len(conversations))
+        figures = measure_acceptance(
+            llm, conversations, settings.params, lambda num_done: progress.update(task, completed=num_done)
+        )
+    if settings.is_json:
+        write(sys.stdout, json.dumps(figures | provenance(sys.argv[1:])) + "\n")
+    else:
+        Console(highlight=False).print(_table(figures))
+
+
+def _table(figures: dict[str, Any]) -> Table:
+    table = Table("figure", "value")
+    for name, value in figures.items():
+        shown = " ".join(f"{rate:.2f}" for rate in value) if isinstance(value, list) else str(value)
+        table.add_row(name.replace("_", " "), shown)
+    return table

@@ -1,0 +1,69 @@
+"""Which model a command runs, and how: the options that every command with a model shares."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aquiline.cli.parser import integer
+from aquiline.cli.pull import shown_progress
+from aquiline.config import EngineConfig
+from aquiline.errors import InvalidParameterError
+from aquiline.model_store import resolve_model
+
+if TYPE_CHECKING:
+    from aquiline.llm import LLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelChoice:
+    """A checked choice of model.
+
+    Attributes:
+        draft: a folder, `auto` (the draft that belongs to the model, if there is one) or `none`.
+        num_threads: CPU threads of PyTorch; None leaves its own choice.
+    """
+
+    model: str
+    draft: str
+    config: EngineConfig
+    num_threads: int | None
+
+
+def add_model_options(group: argparse._ArgumentGroup) -> None:
+    """Add --model, --draft and --threads."""
+    group.add_argument(
+        "--model",
+        default="smollm2-135m",
+        metavar="MODEL",
+        help="a known name, a GGUF file, a Hugging Face folder or a hub id (default smollm2-135m)",
+    )
+    group.add_argument(
+        "--draft", default="auto", metavar="PATH", help="a draft folder, none, or auto: the model's own (default auto)"
+    )
+    group.add_argument("--threads", type=integer, metavar="N", help="CPU threads (default: PyTorch's choice)")
+
+
+def check_threads(num_threads: int | None) -> int | None:
+    """The number of threads that was typed.
+
+    Raises:
+        InvalidParameterError: not positive.
+    """
+    if num_threads is not None and num_threads < 1:
+        raise InvalidParameterError(f"--threads is {num_threads}; it must be an integer, at least 1")
+    return num_threads
+
+
+def open_llm(choice: ModelChoice) -> LLM:
+    """Load the model; one that is not on disk is fetched first, and a wrong name is noticed before PyTorch loads."""
+    with shown_progress() as show:
+        resolve_model(choice.model, show)
+    import torch
+
+    from aquiline.llm import LLM
+
+    if choice.num_threads is not None:
+        torch.set_num_threads(choice.num_threads)
+    return LLM(choice.model, draft=choice.draft, config=choice.config)

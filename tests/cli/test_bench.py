@@ -1,0 +1,68 @@
+"""`aquiline bench acceptance`: the figures, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aquiline.benchmark.acceptance import AcceptanceTally
+from aquiline.benchmark.provenance import provenance
+from aquiline.cli import bench, main
+from aquiline.engine.trace import TreeTrace
+from tests.fake_llm import FakeLLM
+
+
+def chain_trace(num_accepted: int, num_committed: int | None = None) -> TreeTrace:
+    committed = num_accepted + 1 if num_committed is None else num_committed
+    return TreeTrace("r", 0, (9, 1, 2, 3), (-1, 0, 1, 2), (0,) * 4, (1, 2, 3)[:num_accepted], (5,) * committed)
+
+
+def test_the_worked_example() -> None:
+    tally = AcceptanceTally()
+    for num_accepted in (0, 1, 1, 3):
+        tally.add(chain_trace(num_accepted))
+    assert (tally.num_steps, tally.reached) == (4, [3, 1, 1])
+    assert tally.acceptance_length == 2.25
+    assert tally.conditional_acceptance_per_position == [0.75, 1 / 3, 1.0]
+
+
+def test_tokens_after_a_stop_do_not_count() -> None:
+    tally = AcceptanceTally()
+    tally.add(chain_trace(3, num_committed=1))
+    assert tally.num_accepted == 1
+
+
+def test_a_root_alone_is_no_tree() -> None:
+    tally = AcceptanceTally()
+    tally.add(TreeTrace("r", 0, (9,), (-1,), (0,), (), (5,)))
+    assert tally.num_steps == 0
+    assert tally.acceptance_length == 0.0
+
+
+def test_json_has_figures_and_provenance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n{"turns": ["two", "three"]}\n')
+    monkeypatch.setattr(bench, "open_llm", lambda settings: FakeLLM())
+    assert main(["bench", "acceptance", "--prompts", str(prompts), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["num_prompts"] == 2
+    assert {"commit", "versions", "machine", "arguments", "date"} <= result.keys()
+
+
+@pytest.mark.parametrize("options", [["--speculate", "off"], ["--draft", "none"]], ids=" ".join)
+def test_nothing_to_measure_is_refused(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n')
+    assert main(["bench", "acceptance", "--prompts", str(prompts), *options]) == 2
+    assert capsys.readouterr().err.startswith("aquiline: error: without speculation")
+
+
+def test_provenance_names_versions_and_arguments() -> None:
+    found = provenance(["bench", "acceptance"])
+    assert found["arguments"] == ["bench", "acceptance"]
+    assert "python" in found["versions"] and "torch" in found["versions"]
+    assert found["machine"]["num_cpus"] >= 1
