@@ -55,8 +55,10 @@ class RotaryEmbedding:
         factor, original = self._config.factor, self._config.original_max_position
         length = torch.clamp(position + 1, min=original)
         stretch = factor * length / original - (factor - 1)
-        base = self._config.theta * stretch ** (self._head_dim / (self._head_dim - 2))
-        return torch.where(position < original, self._frequencies, 1.0 / base**self._exponents)
+        # In float64, because a float32 power may round differently when there are other rows beside it.
+        base = self._config.theta * stretch.double() ** (self._head_dim / (self._head_dim - 2))
+        stretched = (1.0 / base ** self._exponents.double()).float()
+        return torch.where(position < original, self._frequencies, stretched)
 
 
 def _blend_llama3(frequencies: Tensor, config: RopeConfig) -> Tensor:

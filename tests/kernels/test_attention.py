@@ -34,7 +34,7 @@ HEADS = {
     "grouped": Heads(6, 2, 8),
     "groups_of_nine": Heads(9, 1, 16),
     "one_kv_head_each": Heads(3, 3, 12),
-    "odd_width": Heads(6, 2, 6),
+    "width_of_six": Heads(6, 2, 6),
 }
 with_heads = pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 with_dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

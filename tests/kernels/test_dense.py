@@ -43,7 +43,7 @@ def linear_case(width: int, dtype: torch.dtype, has_bias: bool = False, out_feat
     bias = torch.randn(out_features, generator=torch.Generator().manual_seed(2)).to(dtype) if has_bias else None
 
     def define(rows: Tensor) -> Tensor:
-        product = (rows[:, None, :] * weight.double()).sum(dim=-1)
+        product: Tensor = (rows[:, None, :] * weight.double()).sum(dim=-1)
         return product if bias is None else product + bias.double()
 
     return Case(lambda rows: linear(rows, weight, bias), define)
