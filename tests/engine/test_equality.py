@@ -29,7 +29,7 @@ SEVERAL = settings(max_examples=60, deadline=None, suppress_health_check=[Health
 
 VARIED_JOBS = [
     Job(random_prompt(9, seed=1), SamplingParams(temperature=0, max_tokens=11, ignore_eos=True, prompt_logprobs=1)),
-    Job(random_prompt(9, seed=1) + (4, 5), SamplingParams(seed=3, top_p=0.9, max_tokens=9, logprobs=2)),
+    Job((*random_prompt(9, seed=1), 4, 5), SamplingParams(seed=3, top_p=0.9, max_tokens=9, logprobs=2)),
     Job(random_prompt(2, seed=2), SamplingParams(seed=4, temperature=0.7, frequency_penalty=1.0, n=2, max_tokens=10)),
     Job(random_prompt(17, seed=3), SamplingParams(temperature=0, max_tokens=12, stop=("p", "ab"), min_tokens=3)),
     Job((5,), SamplingParams(seed=8, max_tokens=12, repetition_penalty=1.3, logit_bias={11: 2.0}, top_k=20)),

@@ -18,7 +18,7 @@ from aquiline.engine.trace import TreeTrace
 from aquiline.errors import ConsistencyError
 from aquiline.models.eagle import EagleModel
 from aquiline.models.llama import LlamaModel
-from aquiline.request import SamplingParams
+from aquiline.request import RequestOutput, SamplingParams
 from tests.engine.workloads import (
     Job,
     answers,
@@ -47,7 +47,7 @@ PLACES: list[tuple[type, str]] = [
 ]
 
 
-class StepFault(Exception):
+class StepError(Exception):
     """Raised by the tests inside a step."""
 
 
@@ -61,7 +61,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int
         result = original(*args, **kwargs)
         num_calls += 1
         if num_calls == call:
-            raise StepFault
+            raise StepError
         return result
 
     monkeypatch.setattr(owner, name, failing)
@@ -69,7 +69,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int
 
 
 def step_until_fault(engine: Engine) -> None:
-    with pytest.raises(StepFault):
+    with pytest.raises(StepError):
         while engine.has_unfinished:
             engine.step()
 
@@ -102,7 +102,7 @@ def test_requests_outside_the_failing_step_go_on(monkeypatch: pytest.MonkeyPatch
         fail_once(patch, LlamaModel, "forward", 2)
         step_until_fault(engine)
     assert engine.abort("0") is None
-    outputs = {}
+    outputs: dict[str, RequestOutput] = {}
     while engine.has_unfinished:
         outputs.update((output.request_id, output) for output in engine.step())
     assert answers(outputs["1"]) == plain_answers(Job((1, 2, 1), GREEDY))
@@ -126,20 +126,20 @@ def test_a_preempted_request_survives_the_failure_of_the_step_that_preempted_it(
     sizes: list[int] = []
 
     def failing_after_preemption(*_: object) -> None:
-        raise StepFault
+        raise StepError
 
     def schedule_and_break():  # type: ignore[no-untyped-def]
         batch = schedule()
         sizes.append(len(batch.preempted))
         if batch.preempted and sum(sizes) == 1:
-            engine._place = failing_after_preemption  # type: ignore[method-assign]
+            engine._place = failing_after_preemption  # type: ignore[method-assign, assignment]
         return batch
 
     place = engine._place
     engine.scheduler.schedule = schedule_and_break  # type: ignore[method-assign]
     step_until_fault(engine)
     engine._place = place  # type: ignore[method-assign]
-    outputs = {}
+    outputs: dict[str, RequestOutput] = {}
     while engine.has_unfinished:
         outputs.update((output.request_id, output) for output in engine.step())
     assert answers(outputs["1"]) == plain_answers(jobs[1])
@@ -151,7 +151,7 @@ def test_a_raising_trace_callback_counts_as_a_failing_step() -> None:
     engine = make_engine(TinySettings("chain:3"))
 
     def on_trace(_: TreeTrace) -> None:
-        raise StepFault
+        raise StepError
 
     engine.on_trace = on_trace
     engine.add_request("0", (1, 2, 3), GREEDY)
