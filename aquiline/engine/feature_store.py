@@ -28,8 +28,8 @@ class FeatureStore:
         self, num_blocks: int, block_size: int, feature_size: int, dtype: torch.dtype, *, poison: bool = False
     ) -> None:
         self._block_size = block_size
-        fill = float("nan") if poison else 0.0
-        self._block_rows = torch.full((num_blocks, feature_size), fill, dtype=dtype)
+        shape = (num_blocks, feature_size)
+        self._block_rows = torch.full(shape, torch.nan, dtype=dtype) if poison else torch.empty(shape, dtype=dtype)
         self._pending: dict[int, list[Tensor]] = {}
 
     def admit(self, request: Request) -> None:

@@ -15,7 +15,7 @@ class KVPool:
 
     Args:
         target, draft: whose layers to hold; `draft` None allocates none.
-        poison: start from NaN instead of zero, so that reading an unwritten slot shows.
+        poison: start from NaN, so that reading an unwritten slot shows.
     """
 
     def __init__(
@@ -28,9 +28,8 @@ class KVPool:
         poison: bool = False,
     ) -> None:
         self.layout = layout
-        fill = float("nan") if poison else 0.0
-        self.target_layers = _allocate(layout, target, dtype, fill)
-        self.draft_layers = [] if draft is None else _allocate(layout, draft, dtype, fill)
+        self.target_layers = _allocate(layout, target, dtype, poison)
+        self.draft_layers = [] if draft is None else _allocate(layout, draft, dtype, poison)
 
     def move_target_rows(self, sources: Tensor, targets: Tensor) -> None:
         """Move accepted rows [num_rows] from scratch into pages, in every layer."""
@@ -44,11 +43,11 @@ def block_bytes(block_size: int, configs: list[LlamaConfig], dtype: torch.dtype)
     return block_size * elements * dtype.itemsize
 
 
-def _allocate(layout: SlotLayout, config: LlamaConfig, dtype: torch.dtype, fill: float) -> list[KVLayer]:
+def _allocate(layout: SlotLayout, config: LlamaConfig, dtype: torch.dtype, poison: bool) -> list[KVLayer]:
     shape = (layout.num_slots, config.num_kv_heads, config.head_dim)
 
     def memory() -> Tensor:
-        # Pages of a zeroed allocation cost no memory until they are written.
-        return torch.zeros(shape, dtype=dtype) if fill == 0.0 else torch.full(shape, fill, dtype=dtype)
+        # Nothing reads a slot before it is written, and memory that is not even zeroed costs nothing until then.
+        return torch.full(shape, torch.nan, dtype=dtype) if poison else torch.empty(shape, dtype=dtype)
 
     return [KVLayer(memory(), memory()) for _ in range(config.num_layers)]
