@@ -11,7 +11,7 @@ from torch import Tensor
 from aquiline.engine.draft_inputs import DraftInputBuilder
 from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.inputs import InputBuilder, StepLayout
-from aquiline.engine.kv_pool import KVPool
+from aquiline.engine.kv_pool import KVPool, MemoryKind
 from aquiline.engine.sampling_inputs import SamplingState
 from aquiline.engine.schedule import ScheduledRequest
 from aquiline.engine.slots import SlotLayout
@@ -80,7 +80,8 @@ class ConsistencyChecker:
         dtype = self._target.embedding.dtype
         layout = SlotLayout(num_blocks=1, block_size=len(history), max_num_seqs=1, scratch_per_row=0)
         draft_config = None if self._draft is None else self._draft.config.layers
-        pool = KVPool(layout, self._target.config, draft_config, dtype, poison=True)
+        memory = MemoryKind(dtype, self._target.embedding.device, poison=True)
+        pool = KVPool(layout, self._target.config, draft_config, memory)
         builder = InputBuilder(layout, self._target.embedding.device)
         replay = Request("replay", tuple(history), SamplingParams(), seed=0, block_ids=[0])
         scheduled = ScheduledRequest(replay, num_computed, draws_token=False, max_draft_depth=0)

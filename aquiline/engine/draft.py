@@ -60,8 +60,8 @@ class Drafter:
             sampling=sampling,
             builder=self._builder,
             view=self._builder.prefix_view(tree_requests, num_places),
-            root_tokens=torch.tensor([request.token_ids[-1] for request in tree_requests]),
-            max_depths=torch.tensor([scheduled.max_draft_depth for scheduled in step.tree_requests]),
+            root_tokens=self._builder.tensor([request.token_ids[-1] for request in tree_requests]),
+            max_depths=self._builder.tensor([scheduled.max_draft_depth for scheduled in step.tree_requests]),
         )
         if isinstance(shape, StaticTree):
             return grow_static_tree(context, shape, roots)
@@ -79,7 +79,7 @@ class Drafter:
             request.num_draft_rows = request.num_computed_tokens
         if not tree_requests:
             return None
-        last = torch.tensor([rows.last_rows[request.request_id] for request in tree_requests])
+        last = self._builder.tensor([rows.last_rows[request.request_id] for request in tree_requests])
         return DraftStates(states.head_inputs[last], states.hidden_states[last])
 
 

@@ -47,6 +47,7 @@ class DraftInputBuilder:
     def __init__(self, layout: SlotLayout, builder: InputBuilder) -> None:
         self._layout = layout
         self._builder = builder
+        self.tensor = builder.tensor
 
     def extend_rows(self, requests: Sequence[Request]) -> ExtendRows:
         """Rows for slots num_draft_rows + 1 .. num_computed_tokens of every request.

@@ -21,7 +21,7 @@ from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.finish import abort
 from aquiline.engine.host_view import accepted_runs, tree_traces
 from aquiline.engine.inputs import InputBuilder, StepLayout
-from aquiline.engine.kv_pool import KVPool
+from aquiline.engine.kv_pool import KVPool, MemoryKind
 from aquiline.engine.outputs import Sample, SampleGroup
 from aquiline.engine.planner import Planner
 from aquiline.engine.prompt_logprobs import record_prompt_logprobs
@@ -76,7 +76,7 @@ class Engine:
         self._draft = draft if speculates else None
         draft_config = self._draft.config if self._draft is not None else None
         self.sizes = EngineSizes.derive(config, target.config, draft_config, planner)
-        layout, dtype = self.sizes.layout, DTYPES[config.dtype]
+        layout = self.sizes.layout
         device = target.embedding.device
         self.config = config
         self.on_trace = on_trace
@@ -86,19 +86,14 @@ class Engine:
         self._models = models
         self._builder = InputBuilder(layout, device)
         draft_layers = draft_config.layers if draft_config is not None else None
-        self.pool = KVPool(layout, target.config, draft_layers, dtype, poison=config.poison_memory)
+        memory = MemoryKind(DTYPES[config.dtype], device, config.poison_memory)
+        self.pool = KVPool(layout, target.config, draft_layers, memory)
         self._sampler = Sampler(target.config.vocab_size, config.speculative.acceptance)
         self._verifier = Verifier(target, self.pool, self._builder)
         self.features: FeatureStore | None = None
         self._drafter: Drafter | None = None
         if self._draft is not None:
-            self.features = FeatureStore(
-                layout.num_blocks,
-                layout.block_size,
-                self._draft.config.feature_size,
-                dtype,
-                poison=config.poison_memory,
-            )
+            self.features = FeatureStore(layout.num_blocks, layout.block_size, self._draft.config.feature_size, memory)
             draft_builder = DraftInputBuilder(layout, self._builder)
             self._drafter = Drafter(self._draft, self.pool, self.features, self._sampler, draft_builder)
         sampling = SamplingState(layout.max_num_seqs, target.config.vocab_size, device)

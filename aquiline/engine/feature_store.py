@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from aquiline.engine.kv_pool import MemoryKind
 from aquiline.request import Request
 
 
@@ -24,12 +25,9 @@ class FeatureStore:
         feature_size: width of what the target hands over per token.
     """
 
-    def __init__(
-        self, num_blocks: int, block_size: int, feature_size: int, dtype: torch.dtype, *, poison: bool = False
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, feature_size: int, memory: MemoryKind) -> None:
         self._block_size = block_size
-        shape = (num_blocks, feature_size)
-        self._block_rows = torch.full(shape, torch.nan, dtype=dtype) if poison else torch.empty(shape, dtype=dtype)
+        self._block_rows = memory.unwritten(num_blocks, feature_size)
         self._pending: dict[int, list[Tensor]] = {}
 
     def admit(self, request: Request) -> None:
@@ -60,4 +58,5 @@ class FeatureStore:
 
     def keep_with_blocks(self, block_ids: Sequence[int], features: Tensor) -> None:
         """Remember the feature of the last token of each block; features [num_blocks, feature_size]."""
-        self._block_rows[torch.tensor(block_ids, dtype=torch.long)] = features
+        index = torch.tensor(block_ids, dtype=torch.long, device=features.device)
+        self._block_rows[index] = features

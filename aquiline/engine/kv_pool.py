@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,12 +12,33 @@ from aquiline.models.kv_layer import KVLayer
 from aquiline.models.model_config import LlamaConfig
 
 
+@dataclass(frozen=True)
+class MemoryKind:
+    """Of what the engine's long-lived tensors are made.
+
+    Attributes:
+        poison: start from NaN, so that reading what was never written shows.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    poison: bool = False
+
+    def unwritten(self, *shape: int) -> Tensor:
+        """Memory that nothing may read before it is written.
+
+        It is not even zeroed, and so costs nothing until then.
+        """
+        if self.poison:
+            return torch.full(shape, torch.nan, dtype=self.dtype, device=self.device)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
 class KVPool:
     """Allocates the layers' K/V tensors and moves accepted rows.
 
     Args:
         target, draft: whose layers to hold; `draft` None allocates none.
-        poison: start from NaN, so that reading an unwritten slot shows.
     """
 
     def __init__(
@@ -23,13 +46,11 @@ class KVPool:
         layout: SlotLayout,
         target: LlamaConfig,
         draft: LlamaConfig | None,
-        dtype: torch.dtype,
-        *,
-        poison: bool = False,
+        memory: MemoryKind,
     ) -> None:
         self.layout = layout
-        self.target_layers = _allocate(layout, target, dtype, poison)
-        self.draft_layers = [] if draft is None else _allocate(layout, draft, dtype, poison)
+        self.target_layers = _allocate(layout, target, memory)
+        self.draft_layers = [] if draft is None else _allocate(layout, draft, memory)
 
     def move_target_rows(self, sources: Tensor, targets: Tensor) -> None:
         """Move accepted rows [num_rows] from scratch into pages, in every layer."""
@@ -43,11 +64,6 @@ def block_bytes(block_size: int, configs: list[LlamaConfig], dtype: torch.dtype)
     return block_size * elements * dtype.itemsize
 
 
-def _allocate(layout: SlotLayout, config: LlamaConfig, dtype: torch.dtype, poison: bool) -> list[KVLayer]:
+def _allocate(layout: SlotLayout, config: LlamaConfig, memory: MemoryKind) -> list[KVLayer]:
     shape = (layout.num_slots, config.num_kv_heads, config.head_dim)
-
-    def memory() -> Tensor:
-        # Nothing reads a slot before it is written, and memory that is not even zeroed costs nothing until then.
-        return torch.full(shape, torch.nan, dtype=dtype) if poison else torch.empty(shape, dtype=dtype)
-
-    return [KVLayer(memory(), memory()) for _ in range(config.num_layers)]
+    return [KVLayer(memory.unwritten(*shape), memory.unwritten(*shape)) for _ in range(config.num_layers)]
