@@ -21,6 +21,8 @@ enum class WeightFormat { bf16, q8_0, q4_0, q4_1 };
 
 constexpr int kPanelWidth = 16;
 
+struct PanelProduct;
+
 // y = x W^T + bias.
 //
 // Sixteen outputs form a panel, which is stored contiguously and streams through once per call. The bits of an output
@@ -69,6 +71,8 @@ public:
 
 private:
     PackedLinear(WeightFormat format, int out_features, int in_features);
+
+    PanelProduct product(const Activations& activations, int num_rows) const;
 
     WeightFormat format_;
     Level level_;

@@ -1,0 +1,8 @@
+#include "bindings.h"
+
+NB_MODULE(_native, module) {
+    aquiline::bind_machine(module);
+    aquiline::bind_packed_linear(module);
+    aquiline::bind_kernels(module);
+    aquiline::bind_forward(module);
+}

@@ -1,0 +1,205 @@
+// Making panels out of matrices, and reading single rows back.
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "number_formats.h"
+#include "packed_linear.h"
+#include "panel_kernels.h"
+
+namespace aquiline {
+namespace {
+
+constexpr std::int64_t kCacheLine = 64;
+constexpr int kBlock = 4 * kPanelWidth;
+constexpr int kHalfGroup = kGroupSize / 2;
+
+// 32 weights of one output, as GGUF files hold them: q + 128 in q8_0, q elsewhere; one unsigned number each.
+struct Group {
+    std::uint8_t values[kGroupSize];
+    std::uint16_t scale = 0;
+    std::uint16_t minimum = 0;
+};
+
+std::int64_t group_bytes(WeightFormat format) {
+    return format == WeightFormat::q8_0 ? kGroupSize * kPanelWidth : kHalfGroup * kPanelWidth;
+}
+
+std::uint16_t load_half(const std::uint8_t* address) {
+    return static_cast<std::uint16_t>(address[0] | address[1] << 8);
+}
+
+int gguf_block_bytes(WeightFormat format) {
+    switch (format) {
+        case WeightFormat::q8_0: return 2 + kGroupSize;
+        case WeightFormat::q4_0: return 2 + kHalfGroup;
+        case WeightFormat::q4_1: return 4 + kHalfGroup;
+        default: throw std::invalid_argument("bf16 has no blocks");
+    }
+}
+
+Group read_gguf_block(WeightFormat format, const std::uint8_t* block) {
+    Group group;
+    group.scale = load_half(block);
+    if (format == WeightFormat::q4_1) group.minimum = load_half(block + 2);
+    const std::uint8_t* const values = block + gguf_block_bytes(format) -
+                                       (format == WeightFormat::q8_0 ? kGroupSize : kHalfGroup);
+    if (format == WeightFormat::q8_0) {
+        for (int i = 0; i < kGroupSize; ++i) group.values[i] = static_cast<std::uint8_t>(values[i] ^ 0x80u);
+        return group;
+    }
+    for (int i = 0; i < kHalfGroup; ++i) {
+        group.values[i] = values[i] & 0x0f;
+        group.values[i + kHalfGroup] = values[i] >> 4;
+    }
+    return group;
+}
+
+int rounded_quotient(float number, float divisor, int low, int high) {
+    if (divisor == 0.0f) return std::clamp(0, low, high);
+    return static_cast<int>(std::clamp(std::nearbyint(number / divisor), static_cast<float>(low),
+                                       static_cast<float>(high)));
+}
+
+// Scale and minimum are rounded first, so that the numbers are chosen for the scale that will multiply them.
+Group quantize_group(WeightFormat format, const float* weights) {
+    const auto [lowest, highest] = std::minmax_element(weights, weights + kGroupSize);
+    Group group;
+    if (format == WeightFormat::q4_1) {
+        group.scale = to_float16((*highest - *lowest) / 15.0f);
+        group.minimum = to_float16(*lowest);
+    } else if (format == WeightFormat::q4_0) {
+        // The range -8..7 is not symmetric; the larger side of the group gets the larger side of the range.
+        group.scale = to_float16(-*lowest >= *highest ? *lowest / -8.0f : *highest / -8.0f);
+    } else {
+        group.scale = to_float16(std::max(*highest, -*lowest) / 127.0f);
+    }
+    const float scale = from_float16(group.scale), minimum = from_float16(group.minimum);
+    for (int i = 0; i < kGroupSize; ++i) {
+        const int value = format == WeightFormat::q4_1   ? rounded_quotient(weights[i] - minimum, scale, 0, 15)
+                          : format == WeightFormat::q4_0 ? rounded_quotient(weights[i], scale, -8, 7) + 8
+                                                         : rounded_quotient(weights[i], scale, -127, 127) + 128;
+        group.values[i] = static_cast<std::uint8_t>(value);
+    }
+    return group;
+}
+
+// Where the pieces of one group of one output lie.
+struct GroupPlace {
+    std::uint8_t* values;
+    std::uint8_t* scale;
+    std::uint8_t* minimum;
+};
+
+GroupPlace group_place(const PanelLayout& layout, WeightFormat format, std::uint8_t* panels, int output, int group) {
+    std::uint8_t* const panel = panels + output / kPanelWidth * layout.panel_bytes;
+    const int column = output % kPanelWidth;
+    const std::int64_t at = 2 * (static_cast<std::int64_t>(group) * kPanelWidth + column);
+    return {panel + group * group_bytes(format) + 4 * column, panel + layout.scales_at + at,
+            panel + layout.minima_at + at};
+}
+
+void store_half(std::uint8_t* address, std::uint16_t number) {
+    address[0] = static_cast<std::uint8_t>(number);
+    address[1] = static_cast<std::uint8_t>(number >> 8);
+}
+
+void write_group(const GroupPlace& place, WeightFormat format, const Group& group) {
+    for (int i = 0; i < (format == WeightFormat::q8_0 ? kGroupSize : kHalfGroup); ++i) {
+        std::uint8_t byte = group.values[i];
+        if (format != WeightFormat::q8_0) byte = static_cast<std::uint8_t>(byte | group.values[i + kHalfGroup] << 4);
+        place.values[i / 4 * kBlock + i % 4] = byte;
+    }
+    store_half(place.scale, group.scale);
+    if (format == WeightFormat::q4_1) store_half(place.minimum, group.minimum);
+}
+
+float read_weight(const GroupPlace& place, WeightFormat format, int i) {
+    const float scale = from_float16(load_half(place.scale));
+    if (format == WeightFormat::q8_0) return scale * static_cast<float>(place.values[i / 4 * kBlock + i % 4] - 128);
+    const int in_half = i % kHalfGroup;
+    const int both = place.values[in_half / 4 * kBlock + in_half % 4];
+    const int value = i < kHalfGroup ? both & 0x0f : both >> 4;
+    if (format == WeightFormat::q4_0) return scale * static_cast<float>(value - 8);
+    return scale * static_cast<float>(value) + from_float16(load_half(place.minimum));
+}
+
+std::uint16_t* bfloat16_place(const PanelLayout& layout, std::uint8_t* panels, int output, int input) {
+    auto* const panel = reinterpret_cast<std::uint16_t*>(panels + output / kPanelWidth * layout.panel_bytes);
+    return panel + (input / 2 * kPanelWidth + output % kPanelWidth) * 2 + input % 2;
+}
+
+}  // namespace
+
+PanelLayout panel_layout(WeightFormat format, int in_features) {
+    PanelLayout layout;
+    if (format == WeightFormat::bf16) {
+        layout.num_groups = in_features / 2;
+        layout.panel_bytes = static_cast<std::int64_t>(in_features) * kPanelWidth * 2;
+        return layout;
+    }
+    layout.num_groups = in_features / kGroupSize;
+    const std::int64_t table_bytes = static_cast<std::int64_t>(layout.num_groups) * kPanelWidth * 2;
+    layout.scales_at = layout.num_groups * group_bytes(format);
+    layout.minima_at = format == WeightFormat::q4_1 ? layout.scales_at + table_bytes : layout.scales_at;
+    layout.panel_bytes = (layout.minima_at + table_bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+    return layout;
+}
+
+PackedLinear PackedLinear::from_bfloat16(const std::uint16_t* weights, int out_features, int in_features) {
+    PackedLinear packed(WeightFormat::bf16, out_features, in_features);
+    const PanelLayout layout = panel_layout(WeightFormat::bf16, in_features);
+    for (int output = 0; output < out_features; ++output) {
+        const std::uint16_t* const row = weights + static_cast<std::int64_t>(output) * in_features;
+        for (int i = 0; i < in_features; ++i) *bfloat16_place(layout, packed.panels_.data(), output, i) = row[i];
+    }
+    return packed;
+}
+
+PackedLinear PackedLinear::from_float(const float* weights, int out_features, int in_features, WeightFormat format) {
+    PackedLinear packed(format, out_features, in_features);
+    const PanelLayout layout = panel_layout(format, in_features);
+    std::uint8_t* const panels = packed.panels_.data();
+    for (int output = 0; output < out_features; ++output) {
+        const float* const row = weights + static_cast<std::int64_t>(output) * in_features;
+        if (format == WeightFormat::bf16) {
+            for (int i = 0; i < in_features; ++i) *bfloat16_place(layout, panels, output, i) = to_bfloat16(row[i]);
+            continue;
+        }
+        for (int group = 0; group < layout.num_groups; ++group) {
+            write_group(group_place(layout, format, panels, output, group), format,
+                        quantize_group(format, row + group * kGroupSize));
+        }
+    }
+    return packed;
+}
+
+PackedLinear PackedLinear::from_gguf(const std::uint8_t* blocks, int out_features, int in_features,
+                                     WeightFormat format) {
+    const int block_bytes = gguf_block_bytes(format);
+    PackedLinear packed(format, out_features, in_features);
+    const PanelLayout layout = panel_layout(format, in_features);
+    for (int output = 0; output < out_features; ++output) {
+        for (int group = 0; group < layout.num_groups; ++group, blocks += block_bytes) {
+            write_group(group_place(layout, format, packed.panels_.data(), output, group), format,
+                        read_gguf_block(format, blocks));
+        }
+    }
+    return packed;
+}
+
+void PackedLinear::unpack_row(int output, float* weights) const {
+    const PanelLayout layout = panel_layout(format_, in_features_);
+    std::uint8_t* const panels = panels_.data();
+    for (int i = 0; i < in_features_; ++i) {
+        weights[i] = format_ == WeightFormat::bf16
+                         ? aquiline::from_bfloat16(*bfloat16_place(layout, panels, output, i))
+                         : read_weight(group_place(layout, format_, panels, output, i / kGroupSize), format_,
+                                       i % kGroupSize);
+    }
+}
+
+}  // namespace aquiline

@@ -1,0 +1,175 @@
+#include <immintrin.h>
+
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "panel_kernels.h"
+
+namespace aquiline {
+namespace {
+
+// Rows whose accumulators stay in registers together, beside the weights of a group.
+constexpr int kMaxRowsBfloat16 = 24;
+constexpr int kMaxRowsQuantized = 16;
+constexpr int kNumBlocks = kGroupSize / 4;
+constexpr int kVectorBytes = 64;
+
+std::int32_t load_word(const void* address) {
+    std::int32_t word;
+    std::memcpy(&word, address, sizeof word);
+    return word;
+}
+
+__m512 load_float16(const std::uint8_t* address) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(address)));
+}
+
+void store(const PanelProduct& product, int panel, int row, __m512 sum) {
+    const int first_column = panel * kPanelWidth;
+    if (product.bias != nullptr) sum = _mm512_add_ps(sum, _mm512_loadu_ps(product.bias + first_column));
+    const std::int64_t at = row * product.out_stride + first_column;
+    const auto columns = static_cast<__mmask16>(0xffffu >> (kPanelWidth - panel_width(product, panel)));
+    if (product.output_kind == OutputKind::bfloat16) {
+        const __m256bh rounded = _mm512_cvtneps_pbh(sum);
+        __m256i words;
+        std::memcpy(&words, &rounded, sizeof words);
+        _mm256_mask_storeu_epi16(static_cast<std::uint16_t*>(product.out) + at, columns, words);
+        return;
+    }
+    float* const out = static_cast<float*>(product.out) + at;
+    if (product.output_kind == OutputKind::add_float32) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(columns, out), sum);
+    _mm512_mask_storeu_ps(out, columns, sum);
+}
+
+template <int Rows>
+void multiply_bfloat16(const PanelProduct& product, int panel, int first_row) {
+    const std::uint8_t* weights = product.panels + panel * product.layout.panel_bytes;
+    const std::uint16_t* const inputs =
+        product.activations.bfloat16 + static_cast<std::int64_t>(first_row) * product.in_features;
+    const std::int64_t row_stride = product.in_features;
+    __m512 sums[Rows];
+    for (int row = 0; row < Rows; ++row) sums[row] = _mm512_setzero_ps();
+    for (int pair = 0; pair < product.layout.num_groups; ++pair, weights += kVectorBytes) {
+        const __m512i raw = _mm512_loadu_si512(weights);
+        const auto columns = reinterpret_cast<__m512bh>(raw);
+        for (int row = 0; row < Rows; ++row) {
+            const __m512i both = _mm512_set1_epi32(load_word(inputs + row * row_stride + 2 * pair));
+            sums[row] = _mm512_dpbf16_ps(sums[row], columns, reinterpret_cast<__m512bh>(both));
+        }
+    }
+    for (int row = 0; row < Rows; ++row) store(product, panel, first_row + row, sums[row]);
+}
+
+// The weights of a group as unsigned bytes, eight vectors of four inputs for each output. Those of q4_0 are 16 times as
+// large as they should be, which makes their zero point 128, like that of q8_0.
+template <WeightFormat Format>
+void load_group(const std::uint8_t* weights, __m512i (&blocks)[kNumBlocks]) {
+    if constexpr (Format == WeightFormat::q8_0) {
+        for (int block = 0; block < kNumBlocks; ++block) {
+            blocks[block] = _mm512_loadu_si512(weights + block * kVectorBytes);
+        }
+    } else {
+        const __m512i nibble = _mm512_set1_epi8(Format == WeightFormat::q4_0 ? static_cast<char>(0xf0) : 0x0f);
+        for (int vector = 0; vector < kNumBlocks / 2; ++vector) {
+            const __m512i both = _mm512_loadu_si512(weights + vector * kVectorBytes);
+            const bool is_high = Format == WeightFormat::q4_0;
+            const __m512i low = is_high ? _mm512_slli_epi16(both, 4) : both;
+            const __m512i high = is_high ? both : _mm512_srli_epi16(both, 4);
+            blocks[vector] = _mm512_and_si512(low, nibble);
+            blocks[vector + kNumBlocks / 2] = _mm512_and_si512(high, nibble);
+        }
+    }
+}
+
+template <WeightFormat Format, int Rows>
+void multiply_quantized(const PanelProduct& product, int panel, int first_row) {
+    constexpr int kGroupBytes = (Format == WeightFormat::q8_0 ? kNumBlocks : kNumBlocks / 2) * kVectorBytes;
+    const std::uint8_t* const weights = product.panels + panel * product.layout.panel_bytes;
+    const std::uint8_t* const weight_scales = weights + product.layout.scales_at;
+    const std::uint8_t* const minima = weights + product.layout.minima_at;
+    const std::int64_t num_groups = product.layout.num_groups;
+    const std::int64_t row_stride = product.in_features;
+    const QuantizedRows& rows = product.activations.quantized;
+    const std::int8_t* const inputs = rows.values + first_row * row_stride;
+    const float* const scales = rows.scales + first_row * num_groups;
+    const float* const scaled_sums = rows.scaled_sums + first_row * num_groups;
+    const std::int32_t* const offsets = rows.offsets + first_row * num_groups;
+
+    __m512 sums[Rows];
+    for (int row = 0; row < Rows; ++row) sums[row] = _mm512_setzero_ps();
+    for (std::int64_t group = 0; group < num_groups; ++group) {
+        __m512i blocks[kNumBlocks];
+        load_group<Format>(weights + group * kGroupBytes, blocks);
+        const __m512 weight_scale = load_float16(weight_scales + group * 2 * kPanelWidth);
+        for (int row = 0; row < Rows; ++row) {
+            const std::int8_t* const input = inputs + row * row_stride + group * kGroupSize;
+            const std::int64_t at = row * num_groups + group;
+            __m512i dot =
+                Format == WeightFormat::q4_1 ? _mm512_setzero_si512() : _mm512_set1_epi32(load_word(offsets + at));
+            for (int block = 0; block < kNumBlocks; ++block) {
+                dot = _mm512_dpbusd_epi32(dot, blocks[block], _mm512_set1_epi32(load_word(input + 4 * block)));
+            }
+            const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), weight_scale);
+            sums[row] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(scales[at]), sums[row]);
+        }
+        if constexpr (Format == WeightFormat::q4_1) {
+            const __m512 minimum = load_float16(minima + group * 2 * kPanelWidth);
+            for (int row = 0; row < Rows; ++row) {
+                const __m512 scaled_sum = _mm512_set1_ps(scaled_sums[row * num_groups + group]);
+                sums[row] = _mm512_fmadd_ps(minimum, scaled_sum, sums[row]);
+            }
+        }
+    }
+    for (int row = 0; row < Rows; ++row) {
+        // A power of two, so nothing is rounded.
+        const __m512 sum =
+            Format == WeightFormat::q4_0 ? _mm512_mul_ps(sums[row], _mm512_set1_ps(0x1p-4f)) : sums[row];
+        store(product, panel, first_row + row, sum);
+    }
+}
+
+using Kernel = void (*)(const PanelProduct& product, int panel, int first_row);
+
+template <WeightFormat Format, int Rows>
+void multiply(const PanelProduct& product, int panel, int first_row) {
+    if constexpr (Format == WeightFormat::bf16) {
+        multiply_bfloat16<Rows>(product, panel, first_row);
+    } else {
+        multiply_quantized<Format, Rows>(product, panel, first_row);
+    }
+}
+
+template <WeightFormat Format, int... Index>
+constexpr std::array<Kernel, sizeof...(Index)> make_kernels(std::integer_sequence<int, Index...>) {
+    return {multiply<Format, Index + 1>...};
+}
+
+// Rows are cut into blocks of nearly equal size, each of which reads the panel once more, by then from a cache.
+template <WeightFormat Format>
+void multiply_panels(const PanelProduct& product, int first_panel, int end_panel) {
+    constexpr int kMaxRows = Format == WeightFormat::bf16 ? kMaxRowsBfloat16 : kMaxRowsQuantized;
+    static constexpr auto kernels = make_kernels<Format>(std::make_integer_sequence<int, kMaxRows>());
+    const int num_blocks = (product.num_rows + kMaxRows - 1) / kMaxRows;
+    for (int panel = first_panel; panel < end_panel; ++panel) {
+        int first_row = 0;
+        for (int block = 0; block < num_blocks; ++block) {
+            const int num_rows = (product.num_rows - first_row) / (num_blocks - block);
+            kernels[num_rows - 1](product, panel, first_row);
+            first_row += num_rows;
+        }
+    }
+}
+
+}  // namespace
+
+void multiply_panels_avx512(const PanelProduct& product, int first_panel, int end_panel) {
+    switch (product.format) {
+        case WeightFormat::bf16: return multiply_panels<WeightFormat::bf16>(product, first_panel, end_panel);
+        case WeightFormat::q8_0: return multiply_panels<WeightFormat::q8_0>(product, first_panel, end_panel);
+        case WeightFormat::q4_0: return multiply_panels<WeightFormat::q4_0>(product, first_panel, end_panel);
+        case WeightFormat::q4_1: return multiply_panels<WeightFormat::q4_1>(product, first_panel, end_panel);
+    }
+}
+
+}  // namespace aquiline
