@@ -1,0 +1,139 @@
+"""Single native operations with the arguments of their references, in float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aquiline.errors import InvalidParameterError
+from aquiline.kernels.attention_inputs import AttentionInputs
+from aquiline.kernels.cpu.extension import native
+from aquiline.kernels.cpu.forward import MEMORY_DTYPES, GroupArrays, check_tensor
+from aquiline.kernels.cpu.packed import Threads
+
+FLOAT32 = (torch.float32,)
+INT64 = (torch.int64,)
+
+
+def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Divide each row [num_rows, width] by its root mean square, then scale by `weight` [width]."""
+    check_tensor(rows, "rows", FLOAT32, (None, None))
+    check_tensor(weight, "weight", FLOAT32, (rows.shape[1],))
+    out = torch.empty_like(rows)
+    native().rms_norm(rows.data_ptr(), weight.data_ptr(), eps, rows.shape[0], rows.shape[1], out.data_ptr())
+    return out
+
+
+def silu_multiply(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up for tensors of one shape."""
+    check_tensor(gate, "gate", FLOAT32, gate.shape)
+    check_tensor(up, "up", FLOAT32, gate.shape)
+    out = torch.empty_like(gate)
+    native().silu_multiply(gate.data_ptr(), up.data_ptr(), gate.numel(), out.data_ptr())
+    return out
+
+
+def exponential(numbers: Tensor) -> Tensor:
+    """e to the power of each number, as attention and silu take it: 0 below -87.3, no more than e^88.3 above."""
+    check_tensor(numbers, "numbers", FLOAT32, numbers.shape)
+    out = torch.empty_like(numbers)
+    native().exponentials(numbers.data_ptr(), numbers.numel(), out.data_ptr())
+    return out
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding: heads [num_rows, num_heads, head_dim], cos and sin [num_rows, head_dim / 2]."""
+    check_tensor(heads, "heads", FLOAT32, (None, None, None))
+    num_rows, num_heads, head_dim = heads.shape
+    check_tensor(cos, "cos", FLOAT32, (num_rows, head_dim // 2))
+    check_tensor(sin, "sin", FLOAT32, (num_rows, head_dim // 2))
+    if head_dim % 2:
+        raise InvalidParameterError(f"head_dim is {head_dim}; it must be even")
+    out = heads.clone()
+    native().rotate(out.data_ptr(), cos.data_ptr(), sin.data_ptr(), num_rows, num_heads, head_dim // 2)
+    return out
+
+
+def attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, inputs: AttentionInputs, threads: Threads
+) -> Tensor:
+    """softmax(query . key / sqrt(head_dim)) . value for grouped-query heads.
+
+    Args:
+        query: float32 [num_rows, num_heads, head_dim].
+        key_cache, value_cache: float32 or bfloat16 [num_slots, num_kv_heads, head_dim].
+
+    Raises:
+        InvalidParameterError: a tensor of another type, shape, device or layout.
+        IndexError: a slot or length that does not exist, or groups that do not cover the rows.
+    """
+    check_tensor(query, "query", FLOAT32, (None, None, None))
+    num_rows, num_heads, head_dim = query.shape
+    check_tensor(key_cache, "key_cache", MEMORY_DTYPES, (None, None, head_dim))
+    check_tensor(value_cache, "value_cache", (key_cache.dtype,), key_cache.shape)
+    num_slots, num_kv_heads = key_cache.shape[:2]
+    if not num_kv_heads or num_heads % num_kv_heads:
+        raise InvalidParameterError(f"{num_heads} heads cannot share {num_kv_heads} K/V heads evenly")
+    groups = GroupArrays(inputs)
+    module = native()
+    call = module.attention_call(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        key_cache.dtype == torch.bfloat16,
+        num_slots,
+    )
+    out = torch.empty_like(query)
+    module.attention(
+        threads.handle, call, query.data_ptr(), num_rows, groups.handles, groups.first_position, out.data_ptr()
+    )
+    return out
+
+
+def draw_tokens(processed: Tensor, temperatures: Tensor | None, keys: Tensor, threads: Threads) -> Tensor:
+    """Draw one token per row: the argmax of log-weight plus keyed noise; without noise where the temperature is 0.
+
+    Args:
+        processed: float32 [num_rows, vocab], none of them NaN.
+        temperatures: [num_rows]; None: every row is greedy.
+        keys: int64 [num_rows, 2] from `mix_key`.
+
+    Returns:
+        [num_rows] int64; ties go to the lowest id.
+    """
+    check_tensor(processed, "processed", FLOAT32, (None, None))
+    num_rows, num_columns = processed.shape
+    if not num_columns:
+        raise InvalidParameterError("there are no tokens to draw from")
+    ids = torch.empty(num_rows, dtype=torch.int64)
+    is_greedy = None
+    if temperatures is not None:
+        check_tensor(keys, "keys", INT64, (num_rows, 2))
+        is_greedy = (temperatures <= 0).contiguous()
+        check_tensor(is_greedy, "temperatures", (torch.bool,), (num_rows,))
+    native().draw_tokens(
+        threads.handle,
+        processed.data_ptr(),
+        num_rows,
+        num_columns,
+        0 if is_greedy is None else keys.data_ptr(),
+        0 if is_greedy is None else is_greedy.data_ptr(),
+        ids.data_ptr(),
+    )
+    return ids
+
+
+def random_bits(key: tuple[int, int], first_id: int, count: int) -> Tensor:
+    """32 random bits, as int64 in [0, 2**32), of the ids first_id, first_id + 1, ..."""
+    out = torch.empty(count, dtype=torch.int32)
+    native().noise_bits(first_id, count, key[0], key[1], out.data_ptr())
+    return out.to(torch.int64) & 0xFFFFFFFF
+
+
+def gumbel(key: tuple[int, int], first_id: int, count: int) -> Tensor:
+    """Standard Gumbel numbers of the ids first_id, first_id + 1, ..."""
+    out = torch.empty(count, dtype=torch.float32)
+    native().gumbel_noise(first_id, count, key[0], key[1], out.data_ptr())
+    return out

@@ -1,0 +1,118 @@
+"""EAGLE-3 drafts on native kernels: the interface of `EagleModel`, every level one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from aquiline.errors import UnsupportedFeatureError
+from aquiline.kernels.cpu.extension import native
+from aquiline.kernels.cpu.forward import check_tensor
+from aquiline.kernels.cpu.packed import PackedLinear
+from aquiline.models.eagle import DraftStates
+from aquiline.models.kv_layer import KVLayer
+from aquiline.models.llama import ForwardRows
+from aquiline.models.model_config import EagleConfig
+from aquiline.models.native_inputs import NativeInputs
+from aquiline.models.native_llama import FLOATS, NativeLlama
+from aquiline.models.native_weights import WeightPacker, kind_of, layer_shape, plain_embedding
+
+if TYPE_CHECKING:
+    from aquiline.kernels.cpu import _native
+
+
+class NativeEagle:
+    """An EAGLE-3 draft over slot-addressed K/V memory, made by `pack`.
+
+    Attributes:
+        draft_to_target_ids: # [draft_vocab] int64
+        embedding: [vocab, hidden].
+        head: the packed matrix from hidden states to logits over the draft vocabulary.
+        num_bytes: memory that the draft's own packed weights take.
+    """
+
+    def __init__(self, config: EagleConfig, draft_to_target_ids: Tensor, embedding: Tensor, head: PackedLinear) -> None:
+        self.config = config
+        self.draft_to_target_ids = draft_to_target_ids
+        self.embedding = embedding
+        self.head = head
+        self.num_bytes = 0
+        self._inputs = NativeInputs(config.layers)
+
+    @classmethod
+    def pack(
+        cls, config: EagleConfig, tensors: Mapping[str, Tensor], target: NativeLlama, quantization: str = "auto"
+    ) -> NativeEagle:
+        """Pack weights; what the draft file has none of its own is the target's, and so are the threads.
+
+        Args:
+            tensors: as `aquiline.models.loading.load_draft` names them, float32 or bfloat16.
+            quantization: as for `NativeLlama.pack`; `auto` is bfloat16.
+
+        Raises:
+            UnsupportedFeatureError: an EAGLE-1 head, or no native kernels.
+            InvalidParameterError: an unknown quantization, or sizes that cannot be packed.
+        """
+        if config.kind != "eagle3":
+            raise UnsupportedFeatureError("native kernels run EAGLE-3 heads; an EAGLE-1 head runs on those of PyTorch")
+        packer = WeightPacker(tensors, kind_of(quantization))
+        embedding = tensors["embed_tokens.weight"].contiguous() if config.has_own_embedding else target.embedding
+        head = packer.matrices("lm_head")[0] if config.has_own_head else target.head
+        model = cls(config, tensors["draft_to_target_ids"], embedding, head)
+        model._native = native().EagleForward(
+            target.threads.handle, layer_shape(config.layers), plain_embedding(embedding), _weights(config, packer)
+        )
+        model.threads = target.threads
+        model.num_bytes = packer.num_bytes
+        return model
+
+    def combine_features(self, features: Tensor) -> Tensor:
+        """Bring target features [num_rows, feature_size] to the draft's width, float32 [num_rows, hidden]."""
+        check_tensor(features, "features", FLOATS, (None, self.config.feature_size))
+        combined = torch.empty((features.shape[0], self.config.layers.hidden_size))
+        is_bfloat16 = features.dtype == torch.bfloat16
+        self._native.combine_features(features.data_ptr(), is_bfloat16, features.shape[0], combined.data_ptr())
+        return combined
+
+    def forward(self, rows: ForwardRows, hidden_states: Tensor, memory: Sequence[KVLayer]) -> DraftStates:
+        """Run draft rows: `rows.token_ids` are the tokens one position ahead of `hidden_states`.
+
+        Args:
+            hidden_states: combined features, or `DraftStates.hidden_states` of the parent row; float32
+                [num_rows, hidden].
+        """
+        step = self._inputs.step(rows, memory)
+        shape = (step.num_rows, self.config.layers.hidden_size)
+        check_tensor(rows.token_ids, "token_ids", (torch.int64,), (step.num_rows,))
+        check_tensor(hidden_states, "hidden_states", (torch.float32,), shape)
+        head_inputs, next_hidden_states = torch.empty(shape), torch.empty(shape)
+        self._native.run(
+            rows.token_ids.data_ptr(),
+            hidden_states.data_ptr(),
+            step.handle,
+            self._inputs.memory(memory).handle,
+            head_inputs.data_ptr(),
+            next_hidden_states.data_ptr(),
+        )
+        return DraftStates(head_inputs, head_inputs if self.config.norm_output else next_hidden_states)
+
+    def logits(self, head_inputs: Tensor) -> Tensor:
+        """Logits over the draft vocabulary, float32 [num_rows, draft_vocab]."""
+        return self.head.apply(head_inputs, self.threads)
+
+
+def _weights(config: EagleConfig, packer: WeightPacker) -> _native.EagleWeights:
+    norms = [packer.norm(f"fc_norm.{i}.weight") for i in range(len(config.aux_layer_ids) * config.fc_norm)]
+    hidden_norm, final_norm = packer.norm("layers.0.hidden_norm.weight"), packer.norm("norm.weight")
+    weights: _native.EagleWeights = native().eagle_weights(
+        packer.stack("fc"),
+        [norm.data_ptr() for norm in norms],
+        [packer.layer(f"layers.{index}.") for index in range(config.num_layers)],
+        hidden_norm.data_ptr(),
+        final_norm.data_ptr(),
+        config.norm_before_residual,
+    )
+    return weights

@@ -1,0 +1,108 @@
+"""The target on native kernels: the interface of `LlamaModel`, every step one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from aquiline.kernels.cpu.extension import native
+from aquiline.kernels.cpu.forward import check_tensor
+from aquiline.kernels.cpu.packed import PackedLinear, Threads
+from aquiline.models.kv_layer import KVLayer
+from aquiline.models.llama import ForwardRows, TargetStates
+from aquiline.models.model_config import LlamaConfig
+from aquiline.models.native_inputs import NativeInputs
+from aquiline.models.native_weights import GgufBlocks, WeightPacker, kind_of, layer_shape, plain_embedding
+
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm.weight"
+FLOATS = (torch.float32, torch.bfloat16)
+
+
+class NativeLlama:
+    """A Llama decoder over slot-addressed K/V memory, made by `pack`.
+
+    Rows are float32 between operations; features have the dtype of the embedding, as K/V memory should. The bits of a
+    row do not depend on other rows, on the number of threads, or on where its K and V lie.
+
+    Attributes:
+        embedding: [vocab, hidden]; its dtype is that of the features.
+        head: the packed matrix from hidden states to logits.
+        num_bytes: memory that the packed weights take.
+    """
+
+    def __init__(self, config: LlamaConfig, embedding: Tensor, head: PackedLinear, threads: Threads) -> None:
+        self.config = config
+        self.embedding = embedding
+        self.head = head
+        self.threads = threads
+        self.num_bytes = 0
+        self._inputs = NativeInputs(config)
+        self._num_features = 1
+
+    @classmethod
+    def pack(
+        cls,
+        config: LlamaConfig,
+        tensors: Mapping[str, Tensor],
+        quantization: str = "auto",
+        threads: Threads | None = None,
+        aux_layer_ids: Sequence[int] = (),
+        blocks: Mapping[str, GgufBlocks] | None = None,
+    ) -> NativeLlama:
+        """Pack weights, each matrix once.
+
+        Args:
+            tensors: as `aquiline.models.loading.load_target` names them, float32 or bfloat16.
+            quantization: `none` packs bfloat16, `int8` and `int4` quantise, `auto` keeps the precision of `blocks` and
+                packs the rest as bfloat16.
+            threads: None: one.
+            aux_layer_ids: as for `LlamaModel`.
+            blocks: matrices as a GGUF file stores them; used with `auto`.
+
+        Raises:
+            InvalidParameterError: an unknown quantization, or sizes that cannot be packed.
+            UnsupportedFeatureError: there are no native kernels.
+        """
+        kept = dict(blocks or {}) if quantization == "auto" else {}
+        packer = WeightPacker(tensors, kind_of(quantization), kept)
+        embedding = tensors[f"{EMBEDDING}.weight"].contiguous()
+        (head,) = packer.matrices(EMBEDDING if config.tie_word_embeddings else HEAD)
+        model = cls(config, embedding, head, threads or Threads(1))
+        module = native()
+        shares_head = config.tie_word_embeddings and f"{EMBEDDING}.weight" in kept
+        table = module.packed_embedding(head.handle) if shares_head else plain_embedding(embedding)
+        final_norm = packer.norm(FINAL_NORM)
+        model._native = module.LlamaForward(
+            model.threads.handle,
+            layer_shape(config),
+            table,
+            [packer.layer(f"model.layers.{index}.") for index in range(config.num_layers)],
+            final_norm.data_ptr(),
+            sorted(aux_layer_ids),
+        )
+        model._num_features = len(aux_layer_ids)
+        model.num_bytes = packer.num_bytes
+        return model
+
+    def forward(self, rows: ForwardRows, memory: Sequence[KVLayer]) -> TargetStates:
+        """Run every row through all layers, writing its K and V to its slot in each."""
+        step = self._inputs.step(rows, memory)
+        check_tensor(rows.token_ids, "token_ids", (torch.int64,), (step.num_rows,))
+        width, dtype = self.config.hidden_size, self.embedding.dtype
+        hidden_states = torch.empty((step.num_rows, width))
+        features = torch.empty((step.num_rows, width * self._num_features), dtype=dtype)
+        self._native.run(
+            rows.token_ids.data_ptr(),
+            step.handle,
+            self._inputs.memory(memory).handle,
+            hidden_states.data_ptr(),
+            features.data_ptr(),
+            dtype == torch.bfloat16,
+        )
+        return TargetStates(hidden_states, features if self._num_features else hidden_states.to(dtype))
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Next-token logits, float32 [num_rows, vocab], of hidden states after the final norm."""
+        return self.head.apply(hidden_states, self.threads)

@@ -1,0 +1,145 @@
+"""Packed weights of decoder layers for the native forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aquiline.errors import InvalidParameterError
+from aquiline.kernels.cpu.extension import native
+from aquiline.kernels.cpu.packed import PackedLinear
+from aquiline.models.model_config import LlamaConfig
+
+if TYPE_CHECKING:
+    from aquiline.kernels.cpu import _native
+
+Quantization = Literal["none", "int8", "int4", "auto"]
+KINDS: dict[str, str] = {"none": "bf16", "auto": "bf16", "int8": "int8", "int4": "int4"}
+
+
+@dataclass(frozen=True)
+class GgufBlocks:
+    """A matrix as its GGUF file stores it.
+
+    Attributes:
+        blocks: # [out_features, bytes of a row] uint8
+        storage: name of the GGUF type, such as Q4_1.
+        shape: (out_features, in_features)
+    """
+
+    blocks: np.ndarray[Any, np.dtype[np.uint8]]
+    storage: str
+    shape: tuple[int, int]
+
+
+@dataclass
+class WeightPacker:
+    """Packs the matrices of a model, each once.
+
+    Attributes:
+        tensors: every tensor of the model by name, float32 or bfloat16.
+        kind: how matrices without blocks are packed: bf16, int8 or int4.
+        blocks: matrices that are packed at the precision of their file instead.
+    """
+
+    tensors: Mapping[str, Tensor]
+    kind: str
+    blocks: Mapping[str, GgufBlocks] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    def matrices(self, *names: str) -> list[PackedLinear]:
+        """Packed linear layers that read the same rows, in order; one where all are stored alike."""
+        found = [self.blocks.get(f"{name}.weight") for name in names]
+        stored = [blocks for blocks in found if blocks is not None]
+        if not stored:
+            weight = _joined([self.tensors[f"{name}.weight"] for name in names])
+            return [self._with_bias(PackedLinear.from_tensor(weight, self.kind), names)]
+        if len(stored) == len(names) and len({(part.storage, part.shape[1]) for part in stored}) == 1:
+            rows = np.concatenate([part.blocks for part in stored])
+            shape = (sum(part.shape[0] for part in stored), stored[0].shape[1])
+            return [self._with_bias(PackedLinear.from_gguf(rows, stored[0].storage, shape), names)]
+        return [linear for name in names for linear in self.matrices(name)]
+
+    def stack(self, *names: str) -> _native.LinearStack:
+        """The matrices of `names` side by side."""
+        stack: _native.LinearStack = native().LinearStack([part.handle for part in self.matrices(*names)])
+        return stack
+
+    def norm(self, name: str) -> Tensor:
+        """A norm's weights in float32; the caller keeps them alive until they are copied."""
+        return self.tensors[name].float().contiguous()
+
+    def layer(self, prefix: str) -> _native.LayerWeights:
+        """A decoder layer; `prefix` is its name with a dot behind it."""
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        input_norm = self.norm(f"{prefix}input_layernorm.weight")
+        post_attention_norm = self.norm(f"{prefix}post_attention_layernorm.weight")
+        weights: _native.LayerWeights = native().layer_weights(
+            self.stack(*(f"{attention}{name}_proj" for name in "qkv")),
+            self.stack(f"{attention}o_proj"),
+            self.stack(f"{mlp}gate_proj", f"{mlp}up_proj"),
+            self.stack(f"{mlp}down_proj"),
+            input_norm.data_ptr(),
+            post_attention_norm.data_ptr(),
+        )
+        return weights
+
+    def _with_bias(self, linear: PackedLinear, names: Sequence[str]) -> PackedLinear:
+        self.num_bytes += linear.num_bytes
+        biases = [self.tensors.get(f"{name}.bias") for name in names]
+        if any(bias is not None for bias in biases):
+            sizes = [self._num_outputs(name) for name in names]
+            linear.set_bias(
+                torch.cat(
+                    [
+                        torch.zeros(size) if bias is None else bias.float()
+                        for bias, size in zip(biases, sizes, strict=True)
+                    ]
+                )
+            )
+        return linear
+
+    def _num_outputs(self, name: str) -> int:
+        blocks = self.blocks.get(f"{name}.weight")
+        return int(self.tensors[f"{name}.weight"].shape[0]) if blocks is None else blocks.shape[0]
+
+
+def layer_shape(config: LlamaConfig) -> _native.LayerShape:
+    """The extension module's view of a decoder layer's sizes."""
+    shape: _native.LayerShape = native().layer_shape(
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.hidden_size,
+        config.intermediate_size,
+        config.rms_norm_eps,
+    )
+    return shape
+
+
+def kind_of(quantization: str) -> str:
+    """How a matrix without a precision of its own is packed.
+
+    Raises:
+        InvalidParameterError: an unknown quantization.
+    """
+    if quantization not in KINDS:
+        raise InvalidParameterError(f"quantization is {quantization!r}; it can be {', '.join(KINDS)}")
+    return KINDS[quantization]
+
+
+def plain_embedding(table: Tensor) -> _native.EmbeddingTable:
+    """An embedding whose memory the caller keeps alive."""
+    embedding: _native.EmbeddingTable = native().plain_embedding(
+        table.data_ptr(), table.dtype == torch.bfloat16, table.shape[0], table.shape[1]
+    )
+    return embedding
+
+
+def _joined(weights: list[Tensor]) -> Tensor:
+    return weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)

@@ -1,0 +1,61 @@
+// Attention over pages and tree paths; aquiline/kernels/attention_inputs.py defines what a row sees.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernel_table.h"
+#include "thread_pool.h"
+
+namespace aquiline {
+
+// A row walks its keys by logical position in chunks of this many, in order. So its bits do not depend on its
+// neighbours, nor on whether a key lies in a page or in the tree.
+constexpr int kContextChunk = 32;
+constexpr int kMaxTileRows = 8;
+
+// Keys and values of one layer: [num_slots, num_kv_heads, head_dim], contiguous.
+struct KVMemory {
+    void* keys = nullptr;
+    void* values = nullptr;
+    bool is_bfloat16 = true;  // else float32
+};
+
+struct HeadShape {
+    int num_heads = 0;
+    int num_kv_heads = 0;
+    int head_dim = 0;
+    int heads_per_group() const { return num_heads / num_kv_heads; }
+};
+
+// Where one query finds its keys: positions first_position .. visible_len - 1 in the pages, then its path.
+struct AttentionRow {
+    const std::int64_t* key_slots = nullptr;
+    const std::int64_t* path_slots = nullptr;
+    int visible_len = 0;  // 0: sees nothing and yields zeros
+    int path_len = 0;
+    int num_positions() const { return visible_len == 0 ? 0 : visible_len + path_len; }
+};
+
+struct AttentionTile {
+    const float* query;           // first row, first head of the group
+    std::int64_t query_stride;    // from row to row
+    float* out;
+    std::int64_t out_stride;
+    const AttentionRow* rows;     // all with the same key_slots
+    int num_rows;
+    int first_position;
+    KVMemory memory;
+    HeadShape shape;
+    int kv_head;
+    float* scratch;               // attention_scratch_size(...) floats, aligned to a cache line
+};
+
+std::int64_t attention_scratch_size(const HeadShape& shape, int num_rows);
+
+// out[row, head] = softmax(query . key / sqrt(head_dim)) . value, for all heads of all rows.
+void attention(ThreadPool& threads, const KernelTable& kernels, const float* query, std::int64_t query_stride,
+               const std::vector<AttentionRow>& rows, int first_position, const KVMemory& memory,
+               const HeadShape& shape, float* out, std::int64_t out_stride);
+
+}  // namespace aquiline

@@ -1,0 +1,247 @@
+// Online softmax over chunks of logical positions. See lanes.h for why everything here has internal linkage.
+#pragma once
+
+#include <cmath>
+
+#include "attention.h"
+#include "lanes.h"
+
+namespace aquiline {
+namespace {
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// The running state of the queries of a tile, one query for each (row, head of the group).
+struct TileState {
+    float* queries;   // [num_queries, width], scaled, zeros behind head_dim
+    float* totals;    // [num_queries, width], sum of exp(score - peak) * value
+    float* weights;   // [num_queries, kContextChunk], exp(score - peak) of the chunk at hand
+    float* peaks;     // [num_queries]
+    float* sums;      // [num_queries], sum of exp(score - peak)
+    float* keys;      // [kContextChunk, width], the chunk at hand
+    float* values;    // [kContextChunk, width]
+};
+
+// Positions of a chunk that a row sees, counted from the start of the chunk.
+struct Span {
+    int first;
+    int end;
+};
+
+inline TileState place_state(const AttentionTile& tile, int width) {
+    const std::int64_t num_queries = static_cast<std::int64_t>(tile.num_rows) * tile.shape.heads_per_group();
+    TileState state{};
+    state.keys = tile.scratch;
+    state.values = state.keys + kContextChunk * width;
+    state.queries = state.values + kContextChunk * width;
+    state.totals = state.queries + num_queries * width;
+    state.weights = state.totals + num_queries * width;
+    state.peaks = state.weights + num_queries * kContextChunk;
+    state.sums = state.peaks + num_queries;
+    return state;
+}
+
+inline void start_state(const AttentionTile& tile, const TileState& state, int width) {
+    const int heads = tile.shape.heads_per_group(), head_dim = tile.shape.head_dim;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+    for (int row = 0; row < tile.num_rows; ++row) {
+        for (int head = 0; head < heads; ++head) {
+            const std::int64_t query = static_cast<std::int64_t>(row) * heads + head;
+            const float* source = tile.query + row * tile.query_stride + head * head_dim;
+            for (int i = 0; i < width; ++i) {
+                state.queries[query * width + i] = i < head_dim ? source[i] * scale : 0.0f;
+                state.totals[query * width + i] = 0.0f;
+            }
+            state.peaks[query] = kMinusInfinity;
+            state.sums[query] = 0.0f;
+        }
+    }
+}
+
+inline void convert(const void* memory, bool is_bfloat16, std::int64_t first_number, int head_dim, float* out) {
+    if (is_bfloat16) {
+        const std::uint16_t* source = static_cast<const std::uint16_t*>(memory) + first_number;
+        int i = 0;
+        for (; i + kLanes <= head_dim; i += kLanes) store(out + i, load_bfloat16(source + i));
+        if (i < head_dim) store(out + i, load_first_bfloat16(source + i, head_dim - i));
+    } else {
+        const float* source = static_cast<const float*>(memory) + first_number;
+        int i = 0;
+        for (; i + kLanes <= head_dim; i += kLanes) store(out + i, load(source + i));
+        if (i < head_dim) store(out + i, load_first(source + i, head_dim - i));
+    }
+}
+
+inline void load_position(const AttentionTile& tile, const TileState& state, int width, int index, std::int64_t slot) {
+    const std::int64_t number = (slot * tile.shape.num_kv_heads + tile.kv_head) * tile.shape.head_dim;
+    convert(tile.memory.keys, tile.memory.is_bfloat16, number, tile.shape.head_dim, state.keys + index * width);
+    convert(tile.memory.values, tile.memory.is_bfloat16, number, tile.shape.head_dim, state.values + index * width);
+}
+
+inline Span seen_span(const AttentionTile& tile, const AttentionRow& row, int chunk_start) {
+    const int first = tile.first_position > chunk_start ? tile.first_position - chunk_start : 0;
+    const int rest = row.num_positions() - chunk_start;
+    return {first, rest < kContextChunk ? rest : kContextChunk};
+}
+
+inline bool is_in_pages(const AttentionRow& row, int chunk_start, Span span) {
+    return chunk_start + span.end <= row.visible_len;
+}
+
+// Scores of sixteen positions; kWidth is the number of Lanes of a head, 0 where only the argument knows it.
+template <int kWidth>
+inline Lanes scores_of(const float* query, const float* keys, int num_lanes) {
+    const int count = kWidth > 0 ? kWidth : num_lanes;
+    Lanes products[kLanes];
+    for (int position = 0; position < kLanes; ++position) {
+        const float* key = keys + position * count * kLanes;
+        Lanes product = load(query) * load(key);
+        for (int i = 1; i < count; ++i) product = multiply_add(load(query + i * kLanes), load(key + i * kLanes), product);
+        products[position] = product;
+    }
+    return sums_of_each(products);
+}
+
+// Weights of a chunk, and the factor by which what was summed before shrinks.
+template <int kWidth>
+inline float weigh_chunk(const TileState& state, std::int64_t query, int width, Span span) {
+    const float* row = state.queries + query * width;
+    const Lanes unseen = broadcast(kMinusInfinity);
+    const IntLanes low = kLaneNumbers, high = kLaneNumbers + kLanes;
+    Lanes first = scores_of<kWidth>(row, state.keys, width / kLanes);
+    first = (low >= span.first) & (low < span.end) ? first : unseen;
+    Lanes second = unseen;
+    if (span.end > kLanes) {
+        second = scores_of<kWidth>(row, state.keys + kLanes * width, width / kLanes);
+        second = (high >= span.first) & (high < span.end) ? second : unseen;
+    }
+    const float chunk_peak = largest_lane(larger(first, second));
+    const float peak = chunk_peak > state.peaks[query] ? chunk_peak : state.peaks[query];
+    const float shrink = exponential(broadcast(state.peaks[query] - peak))[0];
+    first = exponential(first - peak);
+    second = exponential(second - peak);
+    store(state.weights + query * kContextChunk, first);
+    store(state.weights + query * kContextChunk + kLanes, second);
+    state.sums[query] = state.sums[query] * shrink + sum_of_lanes(first + second);
+    state.peaks[query] = peak;
+    return shrink;
+}
+
+// Add up weight * value for kHeads queries at once, so that their sums hide each other's latency.
+template <int kWidth, int kHeads>
+inline void add_values(const TileState& state, std::int64_t query, int num_lanes, Span span, const float* shrink) {
+    constexpr int kColumns = kWidth > 0 ? kWidth : 1;
+    const int width = (kWidth > 0 ? kWidth : num_lanes) * kLanes;
+    for (int start = 0; start < width; start += kColumns * kLanes) {
+        Lanes totals[kHeads][kColumns];
+        for (int head = 0; head < kHeads; ++head) {
+            const float* source = state.totals + (query + head) * width + start;
+            for (int i = 0; i < kColumns; ++i) totals[head][i] = load(source + i * kLanes) * shrink[head];
+        }
+        for (int position = span.first; position < span.end; ++position) {
+            const float* value = state.values + position * width + start;
+            for (int head = 0; head < kHeads; ++head) {
+                const Lanes weight = broadcast(state.weights[(query + head) * kContextChunk + position]);
+                for (int i = 0; i < kColumns; ++i) {
+                    totals[head][i] = multiply_add(weight, load(value + i * kLanes), totals[head][i]);
+                }
+            }
+        }
+        for (int head = 0; head < kHeads; ++head) {
+            float* target = state.totals + (query + head) * width + start;
+            for (int i = 0; i < kColumns; ++i) store(target + i * kLanes, totals[head][i]);
+        }
+    }
+}
+
+// Take the chunk at hand into the state of one row.
+template <int kWidth>
+inline void attend_chunk(const TileState& state, int row, int heads, int width, Span span) {
+    // Wide heads leave registers for fewer of them.
+    constexpr int kMaxHeads = kWidth > 4 ? 2 : 4;
+    const int num_lanes = width / kLanes;
+    for (int head = 0; head < heads;) {
+        const std::int64_t query = static_cast<std::int64_t>(row) * heads + head;
+        const int count = heads - head < kMaxHeads ? heads - head : kMaxHeads;
+        float shrink[kMaxHeads];
+        for (int i = 0; i < count; ++i) shrink[i] = weigh_chunk<kWidth>(state, query + i, width, span);
+        if (kMaxHeads == 4 && count == 4) {
+            add_values<kWidth, 4>(state, query, num_lanes, span, shrink);
+        } else if (kMaxHeads == 4 && count == 3) {
+            add_values<kWidth, 3>(state, query, num_lanes, span, shrink);
+        } else if (count == 2) {
+            add_values<kWidth, 2>(state, query, num_lanes, span, shrink);
+        } else {
+            add_values<kWidth, 1>(state, query, num_lanes, span, shrink);
+        }
+        head += count;
+    }
+}
+
+inline void finish_rows(const AttentionTile& tile, const TileState& state, int width) {
+    const int heads = tile.shape.heads_per_group(), head_dim = tile.shape.head_dim;
+    for (int row = 0; row < tile.num_rows; ++row) {
+        for (int head = 0; head < heads; ++head) {
+            const std::int64_t query = static_cast<std::int64_t>(row) * heads + head;
+            // A row that sees nothing has summed nothing; dividing by 1 leaves its zeros.
+            const float divisor = state.sums[query] > 0.0f ? state.sums[query] : 1.0f;
+            float* target = tile.out + row * tile.out_stride + head * head_dim;
+            for (int i = 0; i < head_dim; ++i) target[i] = state.totals[query * width + i] / divisor;
+        }
+    }
+}
+
+template <int kWidth>
+inline void attend_tile(const AttentionTile& tile, int width) {
+    const TileState state = place_state(tile, width);
+    const int heads = tile.shape.heads_per_group();
+    start_state(tile, state, width);
+    int longest = 0;
+    for (int row = 0; row < tile.num_rows; ++row) {
+        if (tile.rows[row].num_positions() > longest) longest = tile.rows[row].num_positions();
+    }
+    for (int chunk_start = 0; chunk_start < longest; chunk_start += kContextChunk) {
+        Span shared{kContextChunk, 0};
+        for (int row = 0; row < tile.num_rows; ++row) {
+            const Span span = seen_span(tile, tile.rows[row], chunk_start);
+            if (span.first >= span.end || !is_in_pages(tile.rows[row], chunk_start, span)) continue;
+            shared.first = span.first;
+            if (span.end > shared.end) shared.end = span.end;
+        }
+        for (int i = shared.first; i < shared.end; ++i) {
+            load_position(tile, state, width, i, tile.rows[0].key_slots[chunk_start + i]);
+        }
+        for (int row = 0; row < tile.num_rows; ++row) {
+            const Span span = seen_span(tile, tile.rows[row], chunk_start);
+            if (span.first >= span.end || !is_in_pages(tile.rows[row], chunk_start, span)) continue;
+            attend_chunk<kWidth>(state, row, heads, width, span);
+        }
+        for (int row = 0; row < tile.num_rows; ++row) {
+            const AttentionRow& keys = tile.rows[row];
+            const Span span = seen_span(tile, keys, chunk_start);
+            if (span.first >= span.end || is_in_pages(keys, chunk_start, span)) continue;
+            for (int i = span.first; i < span.end; ++i) {
+                const int position = chunk_start + i;
+                const bool is_page = position < keys.visible_len;
+                load_position(tile, state, width, i,
+                              is_page ? keys.key_slots[position] : keys.path_slots[position - keys.visible_len]);
+            }
+            attend_chunk<kWidth>(state, row, heads, width, span);
+        }
+    }
+    finish_rows(tile, state, width);
+}
+
+void attend(const AttentionTile& tile) {
+    const int num_lanes = (tile.shape.head_dim + kLanes - 1) / kLanes;
+    if (num_lanes == 4) {
+        attend_tile<4>(tile, 4 * kLanes);
+    } else if (num_lanes == 8) {
+        attend_tile<8>(tile, 8 * kLanes);
+    } else {
+        attend_tile<0>(tile, num_lanes * kLanes);
+    }
+}
+
+}  // namespace
+}  // namespace aquiline

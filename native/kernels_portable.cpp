@@ -1,0 +1,13 @@
+#include "attention_kernel.h"
+#include "kernel_table.h"
+#include "row_kernels.h"
+#include "sampling_kernels.h"
+
+namespace aquiline {
+
+const KernelTable portable_kernels = {
+    rms_norm, rotate,  silu_multiply,      exponentials, round_to_bfloat16, widen_bfloat16,
+    attend,   largest, largest_with_noise, noise_bits,   gumbel_noise,
+};
+
+}  // namespace aquiline

@@ -1,0 +1,130 @@
+// Single kernels for Python, of the level that the environment allows at the time of the call.
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "attention.h"
+#include "bindings.h"
+#include "kernel_table.h"
+#include "memory_address.h"
+#include "sampling.h"
+#include "step_rows.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace aquiline {
+namespace {
+
+const KernelTable& kernels() { return kernels_for(detected_level()); }
+
+void rms_norm_rows(Address rows, Address weight, float epsilon, int num_rows, int width, Address out) {
+    const KernelTable& table = kernels();
+    for (std::int64_t row = 0; row < num_rows; ++row) {
+        table.rms_norm(pointer<const float>(rows) + row * width, pointer<const float>(weight), epsilon, width,
+                       pointer<float>(out) + row * width);
+    }
+}
+
+void rotate_heads(Address heads, Address cosines, Address sines, int num_rows, int num_heads, int half) {
+    const KernelTable& table = kernels();
+    float* head = pointer<float>(heads);
+    for (std::int64_t row = 0; row < num_rows; ++row) {
+        for (int i = 0; i < num_heads; ++i, head += 2 * half) {
+            table.rotate(head, pointer<const float>(cosines) + row * half, pointer<const float>(sines) + row * half, half);
+        }
+    }
+}
+
+void silu_multiply(Address gate, Address up, int size, Address out) {
+    kernels().silu_multiply(pointer<const float>(gate), pointer<const float>(up), size, pointer<float>(out));
+}
+
+void exponentials(Address numbers, int size, Address out) {
+    kernels().exponentials(pointer<const float>(numbers), size, pointer<float>(out));
+}
+
+AttentionGroupArrays attention_group(std::int64_t num_reqs, std::int64_t num_queries, std::int64_t context,
+                                     Address key_slots, Address visible_lens,
+                                     std::pair<std::int64_t, std::int64_t> visible_strides) {
+    AttentionGroupArrays group;
+    group.num_reqs = num_reqs;
+    group.num_queries = num_queries;
+    group.context = context;
+    group.key_slots = pointer<const std::int64_t>(key_slots);
+    group.visible_lens = pointer<const std::int64_t>(visible_lens);
+    group.visible_strides[0] = visible_strides.first;
+    group.visible_strides[1] = visible_strides.second;
+    return group;
+}
+
+void set_paths(AttentionGroupArrays& group, Address path_slots, std::int64_t path_capacity, Address path_lens,
+               std::pair<std::int64_t, std::int64_t> path_strides) {
+    group.path_slots = pointer<const std::int64_t>(path_slots);
+    group.path_capacity = path_capacity;
+    group.path_lens = pointer<const std::int64_t>(path_lens);
+    group.path_strides[0] = path_strides.first;
+    group.path_strides[1] = path_strides.second;
+}
+
+struct AttentionCall {
+    HeadShape shape;
+    KVMemory memory;
+    std::int64_t num_slots;
+};
+
+AttentionCall attention_call(int num_heads, int num_kv_heads, int head_dim, Address keys, Address values,
+                             bool is_bfloat16, std::int64_t num_slots) {
+    return {{num_heads, num_kv_heads, head_dim}, {pointer<void>(keys), pointer<void>(values), is_bfloat16}, num_slots};
+}
+
+void run_attention(ThreadPool& threads, const AttentionCall& call, Address query, int num_rows,
+                   const std::vector<AttentionGroupArrays>& groups, int first_position, Address out) {
+    const std::vector<AttentionRow> rows = spread_groups(groups, num_rows, first_position, call.num_slots);
+    const std::int64_t width = static_cast<std::int64_t>(call.shape.num_heads) * call.shape.head_dim;
+    nb::gil_scoped_release release;
+    attention(threads, kernels(), pointer<const float>(query), width, rows, first_position, call.memory, call.shape,
+              pointer<float>(out), width);
+}
+
+void draw(ThreadPool& threads, Address scores, int num_rows, std::int64_t num_columns, Address keys, Address is_greedy,
+          Address ids) {
+    draw_tokens(threads, kernels(), pointer<const float>(scores), num_columns, num_rows, num_columns,
+                pointer<const std::int64_t>(keys), pointer<const bool>(is_greedy), pointer<std::int64_t>(ids));
+}
+
+NoiseKey noise_key(std::uint32_t first, std::uint32_t second) { return {first, second}; }
+
+void noise_bits(std::int64_t first_id, int count, std::uint32_t first_word, std::uint32_t second_word, Address out) {
+    kernels().noise_bits(first_id, count, noise_key(first_word, second_word), pointer<std::uint32_t>(out));
+}
+
+void gumbel_noise(std::int64_t first_id, int count, std::uint32_t first_word, std::uint32_t second_word, Address out) {
+    kernels().gumbel_noise(first_id, count, noise_key(first_word, second_word), pointer<float>(out));
+}
+
+}  // namespace
+
+void bind_kernels(nb::module_& module) {
+    module.def("rms_norm", rms_norm_rows, "rows"_a, "weight"_a, "epsilon"_a, "num_rows"_a, "width"_a, "out"_a);
+    module.def("rotate", rotate_heads, "heads"_a, "cosines"_a, "sines"_a, "num_rows"_a, "num_heads"_a, "half"_a);
+    module.def("silu_multiply", silu_multiply, "gate"_a, "up"_a, "size"_a, "out"_a);
+    module.def("exponentials", exponentials, "numbers"_a, "size"_a, "out"_a);
+    nb::class_<AttentionGroupArrays>(module, "AttentionGroup").def("set_paths", set_paths);
+    module.def("attention_group", attention_group);
+    nb::class_<AttentionCall>(module, "AttentionCall");
+    module.def("attention_call", attention_call, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "keys"_a, "values"_a,
+               "is_bfloat16"_a, "num_slots"_a);
+    module.def("attention", run_attention, "threads"_a, "call"_a, "query"_a, "num_rows"_a, "groups"_a,
+               "first_position"_a, "out"_a);
+    module.def("draw_tokens", draw, "threads"_a, "scores"_a, "num_rows"_a, "num_columns"_a, "keys"_a, "is_greedy"_a,
+               "ids"_a, nb::call_guard<nb::gil_scoped_release>());
+    module.def("noise_bits", noise_bits, "first_id"_a, "count"_a, "first_word"_a, "second_word"_a, "out"_a);
+    module.def("gumbel_noise", gumbel_noise, "first_id"_a, "count"_a, "first_word"_a, "second_word"_a, "out"_a);
+}
+
+}  // namespace aquiline

@@ -1,0 +1,102 @@
+// Noise and argmax over a row of scores; aquiline/kernels/reference/noise.py defines the integers.
+// See lanes.h for why everything here has internal linkage.
+#pragma once
+
+#include "kernel_table.h"
+#include "lanes.h"
+
+namespace aquiline {
+namespace {
+
+inline WordLanes mix(WordLanes words) {
+    words ^= words >> 16;
+    words *= 0x21F0AAADu;
+    words ^= words >> 15;
+    words *= 0x735A2D97u;
+    words ^= words >> 15;
+    return words;
+}
+
+inline WordLanes random_bits(WordLanes ids, NoiseKey key) { return mix(mix(ids ^ key.first) ^ key.second); }
+
+inline WordLanes ids_from(std::int64_t first_id) {
+    return reinterpret_cast<WordLanes>(kLaneNumbers) + static_cast<std::uint32_t>(first_id);
+}
+
+inline Lanes gumbel_of(WordLanes bits) {
+    const Lanes largest = broadcast(1.0f - 0x1p-24f);
+    Lanes uniform = (__builtin_convertvector(bits, Lanes) + 0.5f) * 0x1p-32f;
+    uniform = uniform < largest ? uniform : largest;
+    // log1p(-u) as log(w) + d / w, where w = 1 - u as rounded and d is what rounding took away.
+    const Lanes rounded = 1.0f - uniform;
+    const Lanes lost = (1.0f - rounded) - uniform;
+    const Lanes exponential_draw = -(logarithm(rounded) + lost / rounded);
+    return -logarithm(exponential_draw);
+}
+
+// The best of each lane so far.
+struct LaneCandidates {
+    Lanes scores;
+    IntLanes places;
+
+    void offer(Lanes values, IntLanes at) {
+        const IntLanes is_better = values > scores;
+        scores = is_better ? values : scores;
+        places = is_better ? at : places;
+    }
+};
+
+// A score that no number falls below is found too: where every score is minus infinity the first id is the best.
+inline Candidate best_of(const LaneCandidates& lanes, std::int64_t first_id) {
+    Candidate best{lanes.scores[0], lanes.places[0]};
+    for (int lane = 1; lane < kLanes; ++lane) {
+        const bool is_better = lanes.scores[lane] > best.score;
+        const bool is_earlier_tie = lanes.scores[lane] == best.score && lanes.places[lane] < best.id;
+        if (is_better || is_earlier_tie) best = {lanes.scores[lane], lanes.places[lane]};
+    }
+    best.id += first_id;
+    return best;
+}
+
+template <class Score>
+inline Candidate largest_score(const float* scores, int count, std::int64_t first_id, Score score) {
+    const Lanes lowest = broadcast(-__builtin_inff());
+    LaneCandidates lanes{lowest, kLaneNumbers};
+    int place = 0;
+    for (; place + kLanes <= count; place += kLanes) {
+        lanes.offer(score(load(scores + place), place), kLaneNumbers + place);
+    }
+    if (place < count) {
+        const Lanes values = score(load_first(scores + place, count - place), place);
+        lanes.offer(kLaneNumbers < count - place ? values : lowest, kLaneNumbers + place);
+    }
+    return best_of(lanes, first_id);
+}
+
+Candidate largest(const float* scores, int count, std::int64_t first_id) {
+    return largest_score(scores, count, first_id, [](Lanes values, int) { return values; });
+}
+
+Candidate largest_with_noise(const float* scores, int count, std::int64_t first_id, NoiseKey key) {
+    return largest_score(scores, count, first_id, [&](Lanes values, int place) {
+        return values + gumbel_of(random_bits(ids_from(first_id + place), key));
+    });
+}
+
+void noise_bits(std::int64_t first_id, int count, NoiseKey key, std::uint32_t* out) {
+    for (int place = 0; place < count; place += kLanes) {
+        const WordLanes bits = random_bits(ids_from(first_id + place), key);
+        const int size = count - place < kLanes ? count - place : kLanes;
+        std::memcpy(out + place, &bits, sizeof(std::uint32_t) * static_cast<std::size_t>(size));
+    }
+}
+
+void gumbel_noise(std::int64_t first_id, int count, NoiseKey key, float* out) {
+    for (int place = 0; place < count; place += kLanes) {
+        const Lanes noise = gumbel_of(random_bits(ids_from(first_id + place), key));
+        store_first(out + place, noise, count - place < kLanes ? count - place : kLanes);
+    }
+}
+
+}  // namespace
+}  // namespace aquiline

@@ -1,0 +1,54 @@
+// Memory that a forward keeps from step to step.
+#pragma once
+
+#include <cstdint>
+
+#include "aligned_memory.h"
+#include "linear_stack.h"
+#include "thread_pool.h"
+
+namespace aquiline {
+
+// Rows of floats; grows to the largest step it has seen. Growing forgets what it held.
+class RowMatrix {
+public:
+    void resize(int num_rows, int width) {
+        width_ = width;
+        const std::size_t size = static_cast<std::size_t>(num_rows) * static_cast<std::size_t>(width);
+        if (memory_.size() < size) memory_ = AlignedMemory<float>(size);
+    }
+    float* row(int index) const { return memory_.data() + static_cast<std::int64_t>(index) * width_; }
+    int width() const { return width_; }
+
+private:
+    AlignedMemory<float> memory_;
+    int width_ = 0;
+};
+
+// Call body(row) for every row, on several threads when there is enough work to pay for waking them.
+template <class Body>
+void for_rows(ThreadPool& threads, int num_rows, int numbers_per_row, const Body& body) {
+    constexpr std::int64_t kWorthSharing = 16384;
+    constexpr int kRowsPerTask = 4;
+    if (static_cast<std::int64_t>(num_rows) * numbers_per_row < kWorthSharing) {
+        for (int row = 0; row < num_rows; ++row) body(row);
+        return;
+    }
+    threads.run((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](int task) {
+        const int end = task * kRowsPerTask + kRowsPerTask;
+        for (int row = task * kRowsPerTask; row < (end < num_rows ? end : num_rows); ++row) body(row);
+    });
+}
+
+// Buffers of a decoder layer; every layer of a forward uses the same ones.
+struct LayerWorkspace {
+    RowMatrix query_key_value;
+    RowMatrix mixed;
+    RowMatrix gate_up;
+    StackInput attention_input;
+    StackInput output_input;
+    StackInput mlp_input;
+    StackInput down_input;
+};
+
+}  // namespace aquiline
