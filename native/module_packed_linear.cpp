@@ -116,6 +116,7 @@ void bind_packed_linear(nb::module_& module) {
 
     nb::class_<InputRows>(module, "InputRows")
         .def(nb::init<const PackedLinear&, int>(), "linear"_a, "max_rows"_a)
+        .def_prop_ro("num_rows", &InputRows::num_rows)
         .def("fill", &InputRows::fill, "rows"_a, "type"_a, "num_rows"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -33,7 +33,7 @@ public:
     // From a row-major matrix [out_features, in_features] of bfloat16.
     static PackedLinear from_bfloat16(const std::uint16_t* weights, int out_features, int in_features);
 
-    // From a row-major matrix of float32: rounded to bfloat16, or quantised here where `format` is a quantised one.
+    // From a row-major matrix of float32: rounded to bfloat16, or quantised as q8_0 or q4_1.
     static PackedLinear from_float(const float* weights, int out_features, int in_features, WeightFormat format);
 
     // From the rows of a GGUF tensor of the same type as `format`, which keeps every weight exactly.

@@ -67,21 +67,14 @@ int rounded_quotient(float number, float divisor, int low, int high) {
 // Scale and minimum are rounded first, so that the numbers are chosen for the scale that will multiply them.
 Group quantize_group(WeightFormat format, const float* weights) {
     const auto [lowest, highest] = std::minmax_element(weights, weights + kGroupSize);
+    const bool has_minimum = format == WeightFormat::q4_1;
     Group group;
-    if (format == WeightFormat::q4_1) {
-        group.scale = to_float16((*highest - *lowest) / 15.0f);
-        group.minimum = to_float16(*lowest);
-    } else if (format == WeightFormat::q4_0) {
-        // The range -8..7 is not symmetric; the larger side of the group gets the larger side of the range.
-        group.scale = to_float16(-*lowest >= *highest ? *lowest / -8.0f : *highest / -8.0f);
-    } else {
-        group.scale = to_float16(std::max(*highest, -*lowest) / 127.0f);
-    }
+    group.scale = to_float16(has_minimum ? (*highest - *lowest) / 15.0f : std::max(*highest, -*lowest) / 127.0f);
+    if (has_minimum) group.minimum = to_float16(*lowest);
     const float scale = from_float16(group.scale), minimum = from_float16(group.minimum);
     for (int i = 0; i < kGroupSize; ++i) {
-        const int value = format == WeightFormat::q4_1   ? rounded_quotient(weights[i] - minimum, scale, 0, 15)
-                          : format == WeightFormat::q4_0 ? rounded_quotient(weights[i], scale, -8, 7) + 8
-                                                         : rounded_quotient(weights[i], scale, -127, 127) + 128;
+        const int value = has_minimum ? rounded_quotient(weights[i] - minimum, scale, 0, 15)
+                                      : rounded_quotient(weights[i], scale, -127, 127) + 128;
         group.values[i] = static_cast<std::uint8_t>(value);
     }
     return group;
@@ -160,6 +153,7 @@ PackedLinear PackedLinear::from_bfloat16(const std::uint16_t* weights, int out_f
 }
 
 PackedLinear PackedLinear::from_float(const float* weights, int out_features, int in_features, WeightFormat format) {
+    if (format == WeightFormat::q4_0) throw std::invalid_argument("float weights are packed as bf16, q8_0 or q4_1");
     PackedLinear packed(format, out_features, in_features);
     const PanelLayout layout = panel_layout(format, in_features);
     std::uint8_t* const panels = packed.panels_.data();

@@ -32,7 +32,139 @@ class PackedLinear:
 
 class InputRows:
     def __init__(self, linear: PackedLinear, max_rows: int) -> None: ...
+    @property
+    def num_rows(self) -> int: ...
     def fill(self, rows: int, type: ElementType, num_rows: int) -> None: ...
 
 def level() -> str: ...
 def guard_allocations(is_guarded: bool) -> None: ...
+
+# Single kernels.
+
+class AttentionGroup:
+    def set_paths(
+        self, path_slots: int, path_capacity: int, path_lens: int, path_strides: tuple[int, ...], /
+    ) -> None: ...
+
+class AttentionCall: ...
+
+def rms_norm(rows: int, weight: int, epsilon: float, num_rows: int, width: int, out: int) -> None: ...
+def rotate(heads: int, cosines: int, sines: int, num_rows: int, num_heads: int, half: int) -> None: ...
+def silu_multiply(gate: int, up: int, size: int, out: int) -> None: ...
+def exponentials(numbers: int, size: int, out: int) -> None: ...
+def attention_group(
+    num_reqs: int,
+    num_queries: int,
+    context: int,
+    key_slots: int,
+    visible_lens: int,
+    visible_strides: tuple[int, ...],
+    /,
+) -> AttentionGroup: ...
+def attention_call(
+    num_heads: int, num_kv_heads: int, head_dim: int, keys: int, values: int, is_bfloat16: bool, num_slots: int
+) -> AttentionCall: ...
+def attention(
+    threads: ThreadPool,
+    call: AttentionCall,
+    query: int,
+    num_rows: int,
+    groups: list[AttentionGroup],
+    first_position: int,
+    out: int,
+) -> None: ...
+def draw_tokens(
+    threads: ThreadPool, scores: int, num_rows: int, num_columns: int, keys: int, is_greedy: int, ids: int
+) -> None: ...
+def noise_bits(first_id: int, count: int, first_word: int, second_word: int, out: int) -> None: ...
+def gumbel_noise(first_id: int, count: int, first_word: int, second_word: int, out: int) -> None: ...
+
+# Whole forwards.
+
+class LinearStack:
+    def __init__(self, parts: list[PackedLinear]) -> None: ...
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def out_features(self) -> int: ...
+
+class LayerShape: ...
+class LayerWeights: ...
+class EmbeddingTable: ...
+class EagleWeights: ...
+class RotaryTable: ...
+class StepRows: ...
+
+class ModelMemory:
+    @property
+    def num_slots(self) -> int: ...
+
+def layer_shape(
+    num_heads: int, num_kv_heads: int, head_dim: int, hidden_size: int, intermediate_size: int, rms_norm_epsilon: float
+) -> LayerShape: ...
+def layer_weights(
+    query_key_value: LinearStack,
+    output: LinearStack,
+    gate_up: LinearStack,
+    down: LinearStack,
+    input_norm: int,
+    post_attention_norm: int,
+) -> LayerWeights: ...
+def plain_embedding(rows: int, is_bfloat16: bool, num_tokens: int, width: int) -> EmbeddingTable: ...
+def packed_embedding(packed: PackedLinear) -> EmbeddingTable: ...
+def eagle_weights(
+    combine: LinearStack,
+    feature_norms: list[int],
+    layers: list[LayerWeights],
+    hidden_norm: int,
+    final_norm: int,
+    norm_before_residual: bool,
+) -> EagleWeights: ...
+def rotary_table(cosines: int, sines: int, num_positions: int) -> RotaryTable: ...
+def model_memory(layers: list[tuple[int, int]], is_bfloat16: bool, num_slots: int) -> ModelMemory: ...
+def step_rows(
+    num_rows: int,
+    positions: int,
+    slots: int,
+    rotary: RotaryTable,
+    memory: ModelMemory,
+    groups: list[AttentionGroup],
+    first_position: int,
+) -> StepRows: ...
+
+class LlamaForward:
+    def __init__(
+        self,
+        threads: ThreadPool,
+        shape: LayerShape,
+        embedding: EmbeddingTable,
+        layers: list[LayerWeights],
+        final_norm: int,
+        aux_layer_ids: list[int],
+    ) -> None: ...
+    def run(
+        self,
+        token_ids: int,
+        step: StepRows,
+        memory: ModelMemory,
+        hidden_states: int,
+        features: int,
+        features_are_bfloat16: bool,
+    ) -> None: ...
+
+class EagleForward:
+    def __init__(
+        self, threads: ThreadPool, shape: LayerShape, embedding: EmbeddingTable, weights: EagleWeights
+    ) -> None: ...
+    @property
+    def feature_size(self) -> int: ...
+    def combine_features(self, features: int, is_bfloat16: bool, num_rows: int, combined: int) -> None: ...
+    def run(
+        self,
+        token_ids: int,
+        hidden_states: int,
+        step: StepRows,
+        memory: ModelMemory,
+        head_inputs: int,
+        next_hidden_states: int,
+    ) -> None: ...

@@ -6,7 +6,6 @@ from types import ModuleType
 
 from aquiline.errors import InvalidParameterError, UnsupportedFeatureError
 
-_EXTENSION = "aquiline.kernels.cpu._native"
 _module: ModuleType | None = None
 _reason = ""
 
@@ -15,7 +14,7 @@ try:
 
     _module = _native
 except ImportError as error:
-    if error.name in (_EXTENSION, "aquiline.kernels.cpu") and error.path is None or "cannot import name" in str(error):
+    if "cannot import name" in str(error):
         _reason = (
             "this installation of Aquiline has no native kernels, because it was made without a C++ compiler; "
             "install a compiler, then Aquiline again"

@@ -46,11 +46,15 @@ class Threads:
 class PackedLinear:
     """rows @ weight.T + bias over packed weights; made by `from_tensor` or `from_gguf`.
 
-    The bits of a row of the result depend on that row alone: not on its neighbours, nor on the number of rows or threads.
+    The bits of a row of the result depend on that row alone: not on its neighbours, the number of rows or the threads.
+
+    Attributes:
+        kind: bf16, int8 or int4, or the type of the GGUF tensor.
     """
 
-    def __init__(self, handle: _native.PackedLinear, out_features: int, in_features: int) -> None:
+    def __init__(self, handle: _native.PackedLinear, kind: str, out_features: int, in_features: int) -> None:
         self.handle = handle
+        self.kind = kind
         self.out_features = out_features
         self.in_features = in_features
 
@@ -80,7 +84,7 @@ class PackedLinear:
         storage = getattr(module.WeightFormat, MATRIX_FORMATS[kind])
         element = _element_type(weight.dtype)
         handle = module.PackedLinear.pack_matrix(weight.data_ptr(), element, out_features, in_features, storage)
-        return cls(handle, out_features, in_features)
+        return cls(handle, kind, out_features, in_features)
 
     @classmethod
     def from_gguf(cls, blocks: np.ndarray, storage: str, shape: tuple[int, int]) -> PackedLinear:
@@ -105,11 +109,15 @@ class PackedLinear:
             raise InvalidParameterError(
                 f"a {storage} tensor of shape {list(shape)} has {num_bytes} bytes, not {blocks.size}"
             )
+        num_halves = 2 if storage == "Q4_1" else 1
+        halves = blocks.reshape(-1, GGUF_GROUP_BYTES[storage])[:, : 2 * num_halves].copy().view(np.float16)
+        if not np.isfinite(halves).all():
+            raise InvalidParameterError(f"a scale of the {storage} tensor is not finite; fetch the file again")
         level()
         module = native()
         packing = getattr(module.WeightFormat, storage.lower())
         handle = module.PackedLinear.pack_gguf(blocks.ctypes.data, out_features, in_features, packing)
-        return cls(handle, out_features, in_features)
+        return cls(handle, storage, out_features, in_features)
 
     @property
     def num_bytes(self) -> int:
@@ -142,9 +150,18 @@ class PackedLinear:
         Raises:
             InvalidParameterError: rows of another type, device, layout or size.
         """
+        return self.apply_prepared(self.prepare(rows), threads, dtype)
+
+    def apply_prepared(
+        self, prepared: _native.InputRows, threads: Threads, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """The same for rows that `prepare` of this or a like layer has rounded or quantised."""
         element = _element_type(dtype)
-        out = torch.empty((rows.shape[0] if rows.dim() else 0, self.out_features), dtype=dtype)
-        self.handle.apply(threads.handle, self.prepare(rows), out.data_ptr(), element, self.out_features)
+        out = torch.empty((prepared.num_rows, self.out_features), dtype=dtype)
+        try:
+            self.handle.apply(threads.handle, prepared, out.data_ptr(), element, self.out_features)
+        except ValueError as error:
+            raise InvalidParameterError(str(error)) from None
         return out
 
     def add_to(self, out: Tensor, rows: Tensor, threads: Threads) -> None:
