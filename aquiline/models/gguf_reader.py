@@ -23,6 +23,7 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from aquiline.errors import ModelFormatError, UnsupportedFeatureError
+from aquiline.models.gguf_blocks import KEPT_TYPES, GgufBlocks
 from aquiline.models.gguf_config import ARCHITECTURE, TOKENS, GgufLayout, check_architecture, read_gguf_config
 from aquiline.models.model_config import LlamaConfig
 from aquiline.models.tensor_checks import check_finite, describe_sizes
@@ -100,6 +101,33 @@ def read_gguf(path: Path, dtype: torch.dtype) -> tuple[LlamaConfig, dict[str, Te
         if num_heads:
             tensors[name] = unpermute(tensors[name], num_heads)
     return config, tensors
+
+
+def read_gguf_blocks(path: Path) -> dict[str, GgufBlocks]:
+    """The matrices of a target, by the names of `read_gguf`, as the file stores them; rows of q and k in our order.
+
+    Only those of a type that native kernels keep as it is.
+
+    Raises:
+        ModelFormatError, UnsupportedFeatureError: as for `read_gguf`, which has to have accepted the file.
+    """
+    reader, metadata = _open(path)
+    check_architecture(metadata, str(path))
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    tokens = reader.get_field(TOKENS)
+    layout = _read_layout(path, stored, None if tokens is None else len(tokens.data))
+    config = read_gguf_config(metadata, layout, str(path))
+    found = {}
+    for file_name, tensor in stored.items():
+        name, storage, shape = _canonical_name(file_name), GGMLQuantizationType(tensor.tensor_type).name, _shape(tensor)
+        if name is None or storage not in KEPT_TYPES or len(shape) != 2:
+            continue
+        blocks = np.ascontiguousarray(tensor.data).reshape(shape[0], -1)
+        num_heads = _num_rotated_heads(name, config)
+        if num_heads:
+            blocks = np.ascontiguousarray(unpermute(torch.from_numpy(blocks.copy()), num_heads).numpy())
+        found[name] = GgufBlocks(blocks, storage, (shape[0], shape[1]))
+    return found
 
 
 def unpermute(tensor: Tensor, num_heads: int) -> Tensor:

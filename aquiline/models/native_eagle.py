@@ -11,7 +11,7 @@ from torch import Tensor
 from aquiline.errors import UnsupportedFeatureError
 from aquiline.kernels.cpu.extension import native
 from aquiline.kernels.cpu.forward import check_tensor
-from aquiline.kernels.cpu.packed import PackedLinear
+from aquiline.kernels.cpu.packed import PackedLinear, Threads
 from aquiline.models.eagle import DraftStates
 from aquiline.models.kv_layer import KVLayer
 from aquiline.models.llama import ForwardRows
@@ -34,13 +34,15 @@ class NativeEagle:
         num_bytes: memory that the draft's own packed weights take.
     """
 
-    def __init__(self, config: EagleConfig, draft_to_target_ids: Tensor, embedding: Tensor, head: PackedLinear) -> None:
+    def __init__(self, config: EagleConfig, embedding: Tensor, head: PackedLinear, threads: Threads) -> None:
         self.config = config
-        self.draft_to_target_ids = draft_to_target_ids
+        self.draft_to_target_ids: Tensor
         self.embedding = embedding
         self.head = head
+        self.threads = threads
         self.num_bytes = 0
         self._inputs = NativeInputs(config.layers)
+        self._native: _native.EagleForward
 
     @classmethod
     def pack(
@@ -61,11 +63,11 @@ class NativeEagle:
         packer = WeightPacker(tensors, kind_of(quantization))
         embedding = tensors["embed_tokens.weight"].contiguous() if config.has_own_embedding else target.embedding
         head = packer.matrices("lm_head")[0] if config.has_own_head else target.head
-        model = cls(config, tensors["draft_to_target_ids"], embedding, head)
+        model = cls(config, embedding, head, target.threads)
+        model.draft_to_target_ids = tensors["draft_to_target_ids"]
         model._native = native().EagleForward(
             target.threads.handle, layer_shape(config.layers), plain_embedding(embedding), _weights(config, packer)
         )
-        model.threads = target.threads
         model.num_bytes = packer.num_bytes
         return model
 

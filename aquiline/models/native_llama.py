@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,11 +11,15 @@ from torch import Tensor
 from aquiline.kernels.cpu.extension import native
 from aquiline.kernels.cpu.forward import check_tensor
 from aquiline.kernels.cpu.packed import PackedLinear, Threads
+from aquiline.models.gguf_blocks import GgufBlocks
 from aquiline.models.kv_layer import KVLayer
 from aquiline.models.llama import ForwardRows, TargetStates
 from aquiline.models.model_config import LlamaConfig
 from aquiline.models.native_inputs import NativeInputs
-from aquiline.models.native_weights import GgufBlocks, WeightPacker, kind_of, layer_shape, plain_embedding
+from aquiline.models.native_weights import WeightPacker, kind_of, layer_shape, plain_embedding
+
+if TYPE_CHECKING:
+    from aquiline.kernels.cpu import _native
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm.weight"
 FLOATS = (torch.float32, torch.bfloat16)
@@ -39,7 +44,8 @@ class NativeLlama:
         self.threads = threads
         self.num_bytes = 0
         self._inputs = NativeInputs(config)
-        self._num_features = 1
+        self._num_features = 0
+        self._native: _native.LlamaForward
 
     @classmethod
     def pack(

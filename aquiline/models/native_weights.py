@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,28 +13,13 @@ from torch import Tensor
 from aquiline.errors import InvalidParameterError
 from aquiline.kernels.cpu.extension import native
 from aquiline.kernels.cpu.packed import PackedLinear
+from aquiline.models.gguf_blocks import GgufBlocks
 from aquiline.models.model_config import LlamaConfig
 
 if TYPE_CHECKING:
     from aquiline.kernels.cpu import _native
 
-Quantization = Literal["none", "int8", "int4", "auto"]
 KINDS: dict[str, str] = {"none": "bf16", "auto": "bf16", "int8": "int8", "int4": "int4"}
-
-
-@dataclass(frozen=True)
-class GgufBlocks:
-    """A matrix as its GGUF file stores it.
-
-    Attributes:
-        blocks: # [out_features, bytes of a row] uint8
-        storage: name of the GGUF type, such as Q4_1.
-        shape: (out_features, in_features)
-    """
-
-    blocks: np.ndarray[Any, np.dtype[np.uint8]]
-    storage: str
-    shape: tuple[int, int]
 
 
 @dataclass

@@ -1,0 +1,26 @@
+"""Matrices of a GGUF file that keep the file's own precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# The types whose weights native kernels multiply as they are.
+KEPT_TYPES = ("Q8_0", "Q4_0", "Q4_1")
+
+
+@dataclass(frozen=True)
+class GgufBlocks:
+    """A matrix as its GGUF file stores it.
+
+    Attributes:
+        blocks: # [out_features, bytes of a row] uint8
+        storage: name of the GGUF type, one of `KEPT_TYPES`.
+        shape: (out_features, in_features)
+    """
+
+    blocks: np.ndarray[Any, np.dtype[np.uint8]]
+    storage: str
+    shape: tuple[int, int]
