@@ -85,4 +85,4 @@ def _imports(node: ast.AST, file: SourceFile, is_typing_only: bool, is_inside_fu
 
 def _is_module(name: str) -> bool:
     path = ROOT.joinpath(*name.split("."))
-    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+    return any(file.exists() for file in (path.with_suffix(".py"), path.with_suffix(".pyi"), path / "__init__.py"))

@@ -59,7 +59,7 @@ BELOW: dict[str, set[str]] = {
     "records": set(),
     "text": {"records"},
     "store": {"records"},
-    "kernels": set(),
+    "kernels": {"records"},
     "models": {"records", "kernels"},
     "engine": {"records", "text", "kernels", "models"},
     "llm": {"records", "text", "store", "kernels", "models", "engine"},
