@@ -88,11 +88,12 @@ class NativeEagle:
         """
         step = self._inputs.step(rows, memory)
         shape = (step.num_rows, self.config.layers.hidden_size)
-        check_tensor(rows.token_ids, "token_ids", (torch.int64,), (step.num_rows,))
+        token_ids, hidden_states = rows.token_ids.contiguous(), hidden_states.contiguous()
+        check_tensor(token_ids, "token_ids", (torch.int64,), (step.num_rows,))
         check_tensor(hidden_states, "hidden_states", (torch.float32,), shape)
         head_inputs, next_hidden_states = torch.empty(shape), torch.empty(shape)
         self._native.run(
-            rows.token_ids.data_ptr(),
+            token_ids.data_ptr(),
             hidden_states.data_ptr(),
             step.handle,
             self._inputs.memory(memory).handle,

@@ -95,12 +95,13 @@ class NativeLlama:
     def forward(self, rows: ForwardRows, memory: Sequence[KVLayer]) -> TargetStates:
         """Run every row through all layers, writing its K and V to its slot in each."""
         step = self._inputs.step(rows, memory)
-        check_tensor(rows.token_ids, "token_ids", (torch.int64,), (step.num_rows,))
+        token_ids = rows.token_ids.contiguous()
+        check_tensor(token_ids, "token_ids", (torch.int64,), (step.num_rows,))
         width, dtype = self.config.hidden_size, self.embedding.dtype
         hidden_states = torch.empty((step.num_rows, width))
         features = torch.empty((step.num_rows, width * self._num_features), dtype=dtype)
         self._native.run(
-            rows.token_ids.data_ptr(),
+            token_ids.data_ptr(),
             step.handle,
             self._inputs.memory(memory).handle,
             hidden_states.data_ptr(),

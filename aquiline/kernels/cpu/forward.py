@@ -145,6 +145,7 @@ class StepRows:
     def __init__(
         self, positions: Tensor, slots: Tensor, attention: AttentionInputs, memory: LayerMemories, rotary: RotaryTable
     ) -> None:
+        positions, slots = positions.contiguous(), slots.contiguous()
         num_rows = positions.shape[0] if positions.dim() else 0
         check_tensor(positions, "positions", (torch.int64,), (num_rows,))
         check_tensor(slots, "slots", (torch.int64,), (num_rows,))
