@@ -1,0 +1,70 @@
+"""An engine on native kernels: speculation changes when tokens come, never which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from aquiline.engine.engine import Engine
+from aquiline.kernels import cpu
+from aquiline.kernels.cpu import Threads
+from aquiline.models.loading import expected_draft_tensors
+from aquiline.models.native_eagle import NativeEagle
+from aquiline.models.native_llama import NativeLlama
+from aquiline.request import Request, SamplingParams
+from tests.models.native_models import AUX_LAYER_IDS, packable_config, rounded, target_tensors
+from tests.tiny import (
+    ScriptedDrafter,
+    TinySettings,
+    random_tensors,
+    run_prompts,
+    tiny_eagle_config,
+    tiny_engine,
+    token_ids,
+)
+
+pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+PROMPTS = ((3, 1, 4, 1, 5), tuple(range(40)), (7,))
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+    SamplingParams(temperature=1.0, seed=5, max_tokens=24, ignore_eos=True),
+    SamplingParams(temperature=0.7, seed=6, top_p=0.9, max_tokens=24, ignore_eos=True),
+]
+
+
+def native_engine(quantization: str, speculate: str, num_threads: int) -> Engine:
+    """An engine whose states are checked after every step."""
+    config = packable_config()
+    target = NativeLlama.pack(config, target_tensors(config), quantization, Threads(num_threads), AUX_LAYER_IDS)
+    draft_config = tiny_eagle_config(config, draft_vocab_size=config.vocab_size)
+    draft_config = replace(draft_config, layers=replace(draft_config.layers, intermediate_size=64))
+    shapes = dict(expected_draft_tensors(draft_config))
+    shapes.pop("draft_to_target_ids")
+    tensors = rounded(random_tensors(shapes, 1, scale=0.15))
+    tensors["draft_to_target_ids"] = torch.arange(config.vocab_size)
+    draft = NativeEagle.pack(draft_config, tensors, target, quantization)
+    settings = TinySettings(speculate=speculate, check_consistency=speculate != "off", max_num_batched_tokens=32)
+    return tiny_engine(settings, cast(Any, target), cast(Any, draft))
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("speculate", ["chain:3", "tree:3x2x1"])
+def test_speculation_on_native_kernels_changes_no_token(quantization: str, speculate: str) -> None:
+    plain = token_ids(run_prompts(native_engine(quantization, "off", 1), PROMPTS, PARAMS))
+    histories = [(*prompt, *tokens) for prompt, tokens in zip(PROMPTS, plain, strict=True)]
+
+    def mostly_right(request: Request, position: int, rank: int, proposal: int) -> int:
+        history = histories[int(request.request_id.split("-")[0])]
+        return history[position] if rank == 0 and position % 4 and position < len(history) else proposal
+
+    engine = native_engine(quantization, speculate, 2)
+    ScriptedDrafter.replace_in(engine, mostly_right)
+    outputs = run_prompts(engine, PROMPTS, PARAMS)
+    assert token_ids(outputs) == plain
+    accepted = [output.outputs[0].speculation.num_accepted_draft_tokens for output in outputs]
+    assert min(accepted) > 5
+    alone = native_engine(quantization, speculate, 1)
+    assert token_ids(run_prompts(alone, PROMPTS[1:2], PARAMS[1:2])) == plain[1:2]

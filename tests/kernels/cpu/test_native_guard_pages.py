@@ -1,0 +1,101 @@
+"""Native kernels and whole forwards read and write nothing beyond their buffers.
+
+As in `test_guard_pages`, a page that may not be touched follows each buffer, and a process of its own does the work.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from aquiline.kernels import AttentionGroup, AttentionInputs, cpu
+from aquiline.kernels.cpu import Threads, ops
+from aquiline.kernels.cpu.extension import native
+from aquiline.kernels.reference.noise import mix_key
+from aquiline.models.kv_layer import KVLayer
+from aquiline.models.llama import ForwardRows
+from aquiline.models.native_llama import NativeLlama
+from tests.kernels.cpu.levels import LEVELS
+from tests.kernels.cpu.test_guard_pages import guarded
+from tests.models.native_models import AUX_LAYER_IDS, packable_config, sequence_rows, target_tensors, tree_rows
+from tests.source_tree import ROOT
+
+pytestmark = pytest.mark.skipif(
+    not cpu.is_available() or sys.platform != "linux", reason=cpu.why_not() or "guard pages are made for Linux here"
+)
+
+
+def random(*shape: int) -> Tensor:
+    return guarded(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
+
+
+def run_row_operations() -> None:
+    module = native()
+    for width in (1, 15, 16, 17, 33, 100):
+        rows, weight, out = random(3, width), random(width), random(3, width)
+        module.rms_norm(rows.data_ptr(), weight.data_ptr(), 1e-5, 3, width, out.data_ptr())
+        module.silu_multiply(rows.data_ptr(), out.data_ptr(), 3 * width, out.data_ptr())
+        module.exponentials(rows.data_ptr(), 3 * width, out.data_ptr())
+        heads, angles = random(3, 2, 2 * width), random(3, width)
+        module.rotate(heads.data_ptr(), angles.data_ptr(), angles.data_ptr(), 3, 2, width)
+        ids = guarded(torch.zeros(3, dtype=torch.int64))
+        keys = guarded(mix_key(ids, ids, ids, 0))
+        for noise_keys in (0, keys.data_ptr()):
+            module.draw_tokens(Threads(2).handle, rows.data_ptr(), 3, width, noise_keys, 0, ids.data_ptr())
+        module.gumbel_noise(0, width, 1, 2, weight.data_ptr())
+        module.noise_bits(0, width, 1, 2, weight.data_ptr())
+
+
+def run_attention() -> None:
+    """The last slot is seen, so that its head ends where the memory does; the path ends where its table does."""
+    for head_dim in (2, 8, 24, 64, 72, 128):
+        for dtype in (torch.float32, torch.bfloat16):
+            memory = [guarded(random(40, 2, head_dim).to(dtype)) for _ in range(2)]
+            slots = guarded(torch.arange(39, 7, -1).unsqueeze(0))
+            lens, path = guarded(torch.tensor([[31, 32]])), guarded(torch.tensor([[[3, 39], [5, 39]]]))
+            path_lens = guarded(torch.tensor([[2, 2]]))
+            query, threads = random(2, 6, head_dim), Threads(2)
+            for paths in ((None, None), (path, path_lens)):
+                group = AttentionGroup(0, slots, lens, *paths)
+                ops.attention(query, memory[0], memory[1], AttentionInputs((group,)), threads)
+
+
+def run_forwards() -> None:
+    """All buffers inside the extension are guarded as well."""
+    config = packable_config()
+    tensors = {name: guarded(tensor) for name, tensor in target_tensors(config).items()}
+    for quantization in ("none", "int8", "int4"):
+        model = NativeLlama.pack(config, tensors, quantization, Threads(2), AUX_LAYER_IDS)
+        for dtype in (torch.float32, torch.bfloat16):
+            shape = (40, config.num_kv_heads, config.head_dim)
+            memory = [
+                KVLayer(guarded(torch.zeros(shape, dtype=dtype)), guarded(torch.zeros(shape, dtype=dtype)))
+                for _ in range(config.num_layers)
+            ]
+            tokens = guarded(torch.full((33,), config.vocab_size - 1))
+            prompt = sequence_rows(tokens[:32], 0, guarded(torch.arange(32)))
+            tree = tree_rows(tokens[:7], [-1, 0, 0, 1, 1, 2, 3], 31, torch.arange(32), torch.arange(33, 40))
+            for rows in (prompt, tree):
+                places = ForwardRows(rows.token_ids, guarded(rows.positions), guarded(rows.slots), rows.attention)
+                model.logits(model.forward(places, memory).hidden_states)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_nothing_beyond_a_buffer_is_touched(level: str) -> None:
+    command = [sys.executable, "-m", "tests.kernels.cpu.test_native_guard_pages"]
+    paths = ":".join(path for path in sys.path if path)
+    environment = os.environ | {"AQUILINE_CPU_LEVEL": level, "PYTHONPATH": paths}
+    assert subprocess.run(command, cwd=ROOT, env=environment, timeout=120, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    native().guard_allocations(True)
+    run_row_operations()
+    run_attention()
+    run_forwards()
