@@ -197,6 +197,9 @@ class Sampler:
         )
         keys = inputs.keys(requests, first_positions + walk.num_accepted, NoiseStream.RESIDUAL)
         bonus = draw_tokens(walk.last_probs.log(), torch.ones_like(walk.last_probs[:, 0]), keys)
+        # A request without draft tokens draws as in a step without trees: its neighbours must not change its answer.
+        has_children = (tree.parents == 0).any(dim=1)  # [num_reqs]
+        bonus = torch.where(has_children, bonus, self._draw(inputs, _root_rows(rows)))
         paths = AcceptedPaths(walk.nodes, walk.num_accepted, bonus)
         drawn = _drawn_on_path(tree, paths)
         if not inputs.any_greedy:
@@ -223,6 +226,19 @@ def _chunks(logits: Tensor) -> list[slice]:
 def _places(rows: LogitRows, part: slice) -> RowPlaces:
     path_tokens = None if rows.path_tokens is None else rows.path_tokens[part]
     return RowPlaces(rows.row_to_request[part], rows.output_lengths[part], path_tokens)
+
+
+def _root_rows(rows: LogitRows) -> LogitRows:
+    """The rows of the roots alone, one per request."""
+    roots = rows.node_rows[:, 0]
+    return LogitRows(
+        rows.logits[roots],
+        rows.row_to_request[roots],
+        torch.arange(len(roots), device=roots.device).unsqueeze(1),
+        rows.positions[roots],
+        rows.output_lengths[roots],
+        None if rows.path_tokens is None else rows.path_tokens[roots],
+    )
 
 
 def _at_nodes(drawn_rows: Tensor, node_rows: Tensor) -> Tensor:

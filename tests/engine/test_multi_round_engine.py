@@ -5,7 +5,6 @@ The enumeration knows the target's logits and the definitions of the sampling pa
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import torch
 
 from aquiline.config import AcceptanceRule
 from aquiline.request import RequestOutput, SamplingParams
-from tests.engine.workloads import TinyModels
+from tests.engine.workloads import Job, TinyModels, answers, make_engine, plain_answers, run_jobs
 from tests.kernels.chi_square import REJECTION_LEVEL, p_value
 from tests.tiny import (
     TinySettings,
@@ -165,3 +164,19 @@ def test_the_multi_round_rule_answers_the_same_seed_the_same_way() -> None:
     settings = TinySettings("tree:2x2", "multi_round", num_blocks=800, max_num_seqs=8)
     first, second = (answered(settings, [PROMPT] * 30, PARAMS["plain"]) for _ in range(2))
     assert [o.outputs[0].token_ids for o in first] == [o.outputs[0].token_ids for o in second]
+
+
+@pytest.mark.parametrize("speculate", [True, False], ids=["speculating", "plain"])
+@pytest.mark.parametrize("mode", ["chain:2", "tree:2x2"])
+def test_neighbours_under_the_multi_round_rule_do_not_change_an_answer(mode: str, speculate: bool) -> None:
+    """The prefill of the watched request shares its step with the trees of its neighbours, or with nobody."""
+    settings = TinySettings(mode, "multi_round", max_num_seqs=6)
+    params = SamplingParams(temperature=1.2, max_tokens=8, ignore_eos=True)
+    neighbours = [Job((3, index), replace(params, seed=index)) for index in range(4)]
+    for seed in range(5):
+        watched = Job((1, 2), replace(params, seed=100 + seed), speculate=speculate)
+        alone = run_jobs(make_engine(settings), [watched])["0"]
+        crowded = run_jobs(make_engine(settings), [replace(watched, arrival=2), *neighbours])["0"]
+        assert answers(alone) == answers(crowded)
+        if not speculate:
+            assert answers(alone) == plain_answers(watched)
