@@ -103,8 +103,8 @@ def eagle1_copy(target: LlamaModel) -> EagleModel:
 def eagle3_copy(target: LlamaModel) -> EagleModel:
     """An EAGLE-3 head: the residual stream starts as the feature, so attention on itself takes the old codes out.
 
-    fc takes LAST and BEFORE from the lowest captured layer, EARLIER from the middle one, ANSWER from the highest. Only the
-    lowest has LAST as the embedding writes it, and only the highest has ANSWER.
+    fc takes LAST and BEFORE from the lowest captured layer, EARLIER from the middle one, ANSWER from the highest. Only
+    the lowest has LAST as the embedding writes it, and only the highest has ANSWER.
     """
     tensors = _empty(expected_draft_tensors(EAGLE3))
     combine = tensors["fc.weight"]
