@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from aquiline.config import AcceptanceRule
 from aquiline.engine.draft_inputs import DraftInputBuilder, ExtendRows, PrefixView
 from aquiline.engine.engine import Engine
 from aquiline.engine.feature_store import FeatureStore
@@ -93,9 +94,11 @@ def test_copy_of_the_target_is_accepted_to_full_depth(kind: str, mode: str) -> N
 
 
 @with_kinds
+@pytest.mark.parametrize("acceptance", ["keyed", "multi_round"])
 @pytest.mark.parametrize("shape", ["chain:4", "tree:2x2x1"])
-def test_with_shared_noise_a_copy_is_accepted_at_any_temperature(kind: str, shape: str) -> None:
-    engine = table_engine(kind, TinySettings(shape), confidence=1.5)
+def test_copy_is_accepted_at_any_temperature(kind: str, acceptance: AcceptanceRule, shape: str) -> None:
+    """Shared noise draws the same token twice; the multi-round rule accepts equal probabilities."""
+    engine = table_engine(kind, TinySettings(shape, acceptance), confidence=1.5)
     traces = record_traces(engine)
     prompts = [random_prompt(length, seed=length) for length in (11, 30, 19)]
     params = [SamplingParams(temperature=1.0, seed=seed, max_tokens=40) for seed in range(3)]
