@@ -199,12 +199,12 @@ def log_probs_of(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenLogPro
     Args:
         logits: [num_rows, vocab] float32, raw: no sampling parameter changes what is reported.
         token_ids: [num_rows] int64.
-        num_top: how many of the most likely tokens; may be 0.
+        num_top: how many of the most likely tokens; may be 0. A smaller vocabulary is reported as a whole.
     """
     log_probs = torch.log_softmax(logits, dim=-1)  # [num_rows, vocab]
     chosen = token_ids.unsqueeze(1)  # [num_rows, 1]
     ranks = 1 + (logits > logits.gather(1, chosen)).sum(dim=-1)  # [num_rows]
-    top_ids = largest(logits, num_top)  # [num_rows, num_top]
+    top_ids = largest(logits, min(num_top, logits.shape[1]))  # [num_rows, num_top]
     return TokenLogProbs(log_probs.gather(1, chosen).squeeze(1), ranks, top_ids, log_probs.gather(1, top_ids))
 
 
