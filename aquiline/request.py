@@ -132,6 +132,7 @@ class SamplingParams:
             for token_id, bias in self.logit_bias.items():
                 _check_int("a token id of logit_bias", token_id, 0, None)
                 _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+            object.__setattr__(self, "logit_bias", dict(self.logit_bias))
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise InvalidParameterError when a token id named here is not below `vocab_size`."""

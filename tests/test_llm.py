@@ -20,7 +20,7 @@ from aquiline.errors import (
     PromptError,
     UserError,
 )
-from aquiline.llm import LLM
+from aquiline.llm import LLM, TreeTrace
 from aquiline.models.loading import expected_draft_tensors, expected_target_tensors
 from aquiline.models.model_config import EagleConfig, LlamaConfig
 from aquiline.request import FinishReason, RequestOutput, SamplingParams
@@ -175,7 +175,13 @@ def test_a_reported_seed_gives_the_answer_again(folder: Path) -> None:
         pytest.param(lambda llm: llm.chat([]), PromptError, id="no messages"),
         pytest.param(lambda llm: llm.chat([{"role": "user"}]), PromptError, id="message without content"),
         pytest.param(lambda llm: llm.chat({"role": "user"}), PromptError, id="one message, no list"),
+        pytest.param(lambda llm: llm.generate(b"a"), PromptError, id="bytes"),
+        pytest.param(lambda llm: llm.generate(["a", b"a"]), PromptError, id="bytes among others"),
+        pytest.param(lambda llm: llm.generate([True, False]), PromptError, id="truth values"),
         pytest.param(lambda llm: llm.generate(["a"], [PARAMS, PARAMS]), InvalidParameterError, id="two for one"),
+        pytest.param(lambda llm: llm.generate("a", {"temperature": 0}), InvalidParameterError, id="a dictionary"),
+        pytest.param(lambda llm: llm.generate(["a"], [None]), InvalidParameterError, id="nothing for one"),
+        pytest.param(lambda llm: llm.generate(["a"], 7), InvalidParameterError, id="no parameters"),
         pytest.param(
             lambda llm: llm.generate("a", SamplingParams(stop_token_ids=[10**6])),
             InvalidParameterError,
@@ -219,3 +225,42 @@ def test_an_exception_in_a_callback_leaves_nothing_behind(folder: Path) -> None:
         llm.generate(["a", "b"], PARAMS, on_output=fail)
     assert not llm.engine.has_unfinished
     assert llm.engine.cache.num_free_blocks == llm.engine.cache.num_blocks
+
+
+@pytest.mark.parametrize("by", ["on_output", "on_trace"])
+def test_a_request_that_a_callback_aborts_ends_where_it_stands(folder: Path, by: str) -> None:
+    llm = open_llm(folder)
+    whole = llm.generate(["a", "b"], PARAMS)
+
+    def on_output(index: int, output: RequestOutput) -> None:
+        if index == 0 and len(output.outputs[0].token_ids) >= 4:
+            llm.engine.abort(output.request_id)
+
+    def on_trace(trace: TreeTrace) -> None:
+        if trace.request_id.endswith("-0") and trace.step >= first_step + 3:
+            llm.engine.abort(trace.request_id)
+
+    first_step = llm.engine.num_steps
+    if by == "on_output":
+        cut, other = llm.generate(["a", "b"], PARAMS, on_output=on_output)
+    else:
+        cut, other = llm.generate(["a", "b"], PARAMS, on_trace=on_trace)
+    assert cut.finished
+    assert cut.outputs[0].finish_reason is FinishReason.ABORT
+    num_tokens = len(cut.outputs[0].token_ids)
+    assert 4 <= num_tokens < 12
+    assert cut.outputs[0].token_ids == whole[0].outputs[0].token_ids[:num_tokens]
+    assert other.outputs[0].token_ids == whole[1].outputs[0].token_ids
+    assert llm.engine.cache.num_free_blocks == llm.engine.cache.num_blocks
+
+
+def test_a_question_inside_the_answer_to_another_is_refused(folder: Path) -> None:
+    llm = open_llm(folder)
+
+    def ask_again(_: int, __: RequestOutput) -> None:
+        llm.generate("c", PARAMS)
+
+    with pytest.raises(InvalidParameterError, match="still has requests"):
+        llm.generate(["a", "b"], PARAMS, on_output=ask_again)
+    assert not llm.engine.has_unfinished
+    assert len(llm.generate("a", PARAMS)[0].outputs[0].token_ids) == 12
