@@ -155,7 +155,7 @@ ENDINGS: dict[str, SamplingParams] = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_no_block_is_lost_however_requests_end(ending: str, mode: str, block_size: int) -> None:
-    engine = make_engine(TinySettings(mode, block_size=block_size, max_model_len=40, check_consistency=True))
+    engine = make_engine(TinySettings(mode, block_size=block_size, max_model_len=26, check_consistency=True))
     jobs = [Job(random_prompt(6 + index, index), ENDINGS[ending], arrival=index) for index in range(3)]
     for _ in range(2):
         outputs = run_jobs(engine, jobs)
