@@ -212,7 +212,8 @@ class Request:
         num_cached_tokens: tokens that the first admission found in the prefix cache.
         block_ids: the block table, logical to physical.
         row: the device row this request owns while it runs; -1 otherwise.
-        position of the next token to be drawn: len(token_ids).
+        prompt_logprobs: one per prompt token computed so far, None for the first; empty when none were asked for.
+        step_seconds: wall time of the steps this request took part in.
     """
 
     request_id: str

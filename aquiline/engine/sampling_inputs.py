@@ -25,8 +25,8 @@ class SamplingInputs:
 
     Attributes:
         rules: the logit processors.
-        seeds, sample_indices: # [num_reqs] int64, key of each request's noise.
-        prompt_lengths: # [num_reqs] int64, tokens before the output.
+        seeds, sample_indices: [num_reqs] int64, key of each request's noise.
+        prompt_lengths: [num_reqs] int64, tokens before the output.
         any_greedy: some request has temperature 0.
         max_logprobs: most likely tokens to report per position; None when no request asks for log-probabilities.
     """
@@ -76,7 +76,7 @@ class SamplingInputs:
 
     @property
     def is_greedy(self) -> Tensor:
-        """# [num_reqs] bool"""
+        """Which requests take the most likely token: [num_reqs] bool."""
         if self.rules.temperatures is None:
             return torch.ones_like(self.seeds, dtype=torch.bool)
         return self.rules.temperatures <= 0
