@@ -11,7 +11,7 @@ from aquiline.engine.engine import Engine, EngineModels
 from aquiline.engine.outputs import SampleGroup
 from aquiline.engine.sizing import DTYPES
 from aquiline.engine.trace import TreeTrace
-from aquiline.errors import InvalidParameterError, PromptError
+from aquiline.errors import InvalidParameterError, ModelNotFoundError, PromptError
 from aquiline.model_store import KNOWN_MODELS, resolve_model
 from aquiline.models.eagle import EagleModel
 from aquiline.models.llama import LlamaModel
@@ -169,7 +169,13 @@ def _draft_path(model: str, draft: str | None) -> Path | None:
         return None
     if draft == "auto":
         return shipped_draft(KNOWN_MODELS[model].draft) if model in KNOWN_MODELS else None
-    return resolve_model(draft)
+    try:
+        return resolve_model(draft)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"no draft {draft!r} here or on the hub; a draft is a folder with config.json and weights, or a hub id"
+            " such as org/name; auto and none are understood too"
+        ) from error
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -215,6 +215,11 @@ def test_unknown_models_are_refused() -> None:
         LLM("no/such/folder/anywhere")
 
 
+def test_an_unknown_draft_is_named_as_one(folder: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"no draft '.*no/such/draft/anywhere' here"):
+        open_llm(folder, "chain:2", "no/such/draft/anywhere")
+
+
 def test_an_exception_in_a_callback_leaves_nothing_behind(folder: Path) -> None:
     llm = open_llm(folder)
 
