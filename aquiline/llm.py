@@ -8,9 +8,10 @@ from typing import Any
 
 from aquiline.config import EngineConfig
 from aquiline.engine.engine import Engine, EngineModels
+from aquiline.engine.outputs import SampleGroup
 from aquiline.engine.sizing import DTYPES
 from aquiline.engine.trace import TreeTrace
-from aquiline.errors import InvalidParameterError, PromptError
+from aquiline.errors import InvalidParameterError, ModelNotFoundError, PromptError
 from aquiline.model_store import KNOWN_MODELS, resolve_model
 from aquiline.models.eagle import EagleModel
 from aquiline.models.llama import LlamaModel
@@ -26,6 +27,8 @@ Conversation = Sequence[Message]
 Prompt = str | Sequence[int]
 OutputCallback = Callable[[int, RequestOutput], None]
 TraceCallback = Callable[[TreeTrace], None]
+# Sequences of integers, but no prompt: a text that was not decoded.
+_BYTES = (bytes, bytearray, memoryview)
 
 
 class LLM:
@@ -82,7 +85,8 @@ class LLM:
         Args:
             prompts: one text, or one list of token ids, or a list of either.
             params: for all prompts, or one for each; None takes the defaults.
-            on_output: called after every step with (index of the prompt, its state so far) for each prompt that grew.
+            on_output: called after every step with (index of the prompt, its state so far) for each prompt that grew;
+                a request that it aborts ends where it stands.
             on_trace: called after every step with the draft tree of each prompt.
 
         Returns:
@@ -90,7 +94,8 @@ class LLM:
 
         Raises:
             PromptError: a prompt that is empty, malformed or too long; nothing is run then.
-            InvalidParameterError: parameters that do not fit; nothing is run then.
+            InvalidParameterError: parameters that do not fit, or a call inside a callback of another one; nothing is
+                run then.
         """
         texts: list[Prompt] = _as_list(prompts)
         encoded = [self._encode(index, prompt) for index, prompt in enumerate(texts)]
@@ -116,7 +121,7 @@ class LLM:
         return self._run([None] * len(encoded), encoded, params, on_output, on_trace)
 
     def _encode(self, index: int, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, Sequence):
+        if not isinstance(prompt, Sequence) or isinstance(prompt, _BYTES):
             raise PromptError(f"prompt {index} is a {type(prompt).__name__}; give a text or a list of token ids")
         if not isinstance(prompt, str):
             return [*prompt]
@@ -134,30 +139,29 @@ class LLM:
         on_trace: TraceCallback | None,
     ) -> list[RequestOutput]:
         each = _params_of_each(params, len(encoded))
+        if self.engine.has_unfinished:
+            raise InvalidParameterError("the engine still has requests to answer; ask when they have ended")
         self._num_calls += 1
         index_of: dict[str, int] = {}
-        finished: dict[int, RequestOutput] = {}
+        groups: list[SampleGroup] = []
         self.engine.on_trace = on_trace
         try:
             for index, token_ids in enumerate(encoded):
                 request_id = f"{self._num_calls}-{index}"
                 prompt = prompts[index]
                 text = prompt if isinstance(prompt, str) else None
-                self.engine.add_request(request_id, token_ids, each[index], prompt=text)
+                groups.append(self.engine.add_request(request_id, token_ids, each[index], prompt=text))
                 index_of[request_id] = index
             while self.engine.has_unfinished:
                 for output in self.engine.step():
-                    index = index_of[output.request_id]
-                    if output.finished:
-                        finished[index] = output
                     if on_output is not None:
-                        on_output(index, output)
+                        on_output(index_of[output.request_id], output)
         finally:
             # Whatever went wrong, or whoever interrupted: the engine must not keep half of this call.
             for request_id in index_of:
                 self.engine.abort(request_id)
             self.engine.on_trace = None
-        return [finished[index] for index in range(len(encoded))]
+        return [group.output() for group in groups]
 
 
 def _draft_path(model: str, draft: str | None) -> Path | None:
@@ -165,14 +169,20 @@ def _draft_path(model: str, draft: str | None) -> Path | None:
         return None
     if draft == "auto":
         return shipped_draft(KNOWN_MODELS[model].draft) if model in KNOWN_MODELS else None
-    return resolve_model(draft)
+    try:
+        return resolve_model(draft)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"no draft {draft!r} here or on the hub; a draft is a folder with config.json and weights, or a hub id"
+            " such as org/name; auto and none are understood too"
+        ) from error
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many to many; a list that holds numbers is one prompt of token ids."""
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, _BYTES):
         raise PromptError(f"prompts is a {type(prompts).__name__}; give a text, token ids, or a list of either")
     if prompts and all(isinstance(entry, int) for entry in prompts):
         return [prompts]  # type: ignore[list-item]
@@ -184,6 +194,8 @@ def _params_of_each(
 ) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
+    if not isinstance(params, Sequence) or not all(isinstance(entry, SamplingParams) for entry in params):
+        raise InvalidParameterError(f"params is {params!r}; give SamplingParams, or a list with one for each prompt")
     if len(params) != num_prompts:
         raise InvalidParameterError(
             f"there are {len(params)} sampling parameters for {num_prompts} prompts; give one for all, or one for each"

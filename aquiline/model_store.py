@@ -331,7 +331,7 @@ def _from_hub(name: str) -> Path:
 
 
 def _accepted() -> str:
-    return f"--model takes {', '.join(KNOWN_MODELS)}, a GGUF file, a Hugging Face folder, or a hub id such as org/name"
+    return f"Aquiline takes {', '.join(KNOWN_MODELS)}, a GGUF file, a Hugging Face folder, or a hub id such as org/name"
 
 
 def _mebibytes(num_bytes: int) -> str:

@@ -132,6 +132,7 @@ class SamplingParams:
             for token_id, bias in self.logit_bias.items():
                 _check_int("a token id of logit_bias", token_id, 0, None)
                 _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+            object.__setattr__(self, "logit_bias", dict(self.logit_bias))
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise InvalidParameterError when a token id named here is not below `vocab_size`."""
@@ -211,7 +212,8 @@ class Request:
         num_cached_tokens: tokens that the first admission found in the prefix cache.
         block_ids: the block table, logical to physical.
         row: the device row this request owns while it runs; -1 otherwise.
-        position of the next token to be drawn: len(token_ids).
+        prompt_logprobs: one per prompt token computed so far, None for the first; empty when none were asked for.
+        step_seconds: wall time of the steps this request took part in.
     """
 
     request_id: str

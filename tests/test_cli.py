@@ -174,7 +174,7 @@ def test_explain_draws_every_step_and_still_answers(llm: FakeLLM, capsys: pytest
         pytest.param(["--logprobs", "2"], "add --json", id="logprobs-as-text"),
         pytest.param(["--prompt", ""], "the prompt is empty", id="prompt-empty"),
         pytest.param(["--prompt"], "expected one argument", id="prompt-missing"),
-        pytest.param(["--no-such-option"], "--no-such-option", id="unknown-option"),
+        pytest.param(["--no-such-option"], "--no-such-option; see aquiline generate --help", id="unknown-option"),
         pytest.param(["--temp", "1"], "--temp", id="abbreviated-option"),
         pytest.param(["--prompts", "no-such-file.jsonl"], "no-such-file.jsonl cannot be read", id="file-missing"),
         pytest.param(["--prompts", "."], ". cannot be read", id="file-is-folder"),

@@ -61,7 +61,8 @@ class Engine:
     """Serves requests step by step.
 
     Args:
-        on_trace: called with every drawing request's tree after each step; None costs nothing.
+        on_trace: called with every drawing request's tree after each step, when all of the step is done: it may add
+            and abort requests. None costs nothing.
 
     Raises:
         InvalidParameterError: settings that do not fit the models or each other.
@@ -119,24 +120,32 @@ class Engine:
         prompt: str | None = None,
         priority: int = 0,
         speculate: bool = True,
-    ) -> None:
+    ) -> SampleGroup:
         """Queue a prompt; its outputs come from later steps.
 
         Args:
             priority: lower runs first.
             speculate: False decodes this request plainly, whatever the engine does for others.
 
+        Returns:
+            Its samples, whose `output()` tells at any time, and also after an abort, what has been committed.
+
         Raises:
             PromptError: empty, longer than context or cache allow, or with ids the model does not have.
-            InvalidParameterError: parameters that name ids the model does not have, or a request id in use.
+            InvalidParameterError: parameters that name ids the model does not have, a priority that is not an integer,
+                or a request id in use.
         """
         if request_id in self._groups:
             raise InvalidParameterError(f"request_id {request_id!r} is in use; choose another")
+        if not isinstance(priority, int):
+            raise InvalidParameterError(f"priority is {priority!r}; it must be an integer")
         vocab_size = self._models.target.config.vocab_size
         params.check_vocab(vocab_size)
         for token_id in prompt_token_ids:
-            if not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-                raise PromptError(f"the prompt holds token id {token_id!r}; this model has ids 0 to {vocab_size - 1}")
+            if type(token_id) is not int or not 0 <= token_id < vocab_size:
+                raise PromptError(
+                    f"the prompt holds {token_id!r}; this model's token ids are the integers 0 to {vocab_size - 1}"
+                )
         seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED + 1)
         samples = []
         for index in range(params.n):
@@ -153,7 +162,9 @@ class Engine:
             )
             decoder = self._models.new_decoder(request.prompt_token_ids, params.skip_special_tokens)
             samples.append(Sample(request, TextStream(decoder, params.stop, params.include_stop_str_in_output)))
-        self._queue(SampleGroup(request_id, prompt, tuple(samples)))
+        group = SampleGroup(request_id, prompt, tuple(samples))
+        self._queue(group)
+        return group
 
     def _queue(self, group: SampleGroup) -> None:
         for sample in group.samples:
@@ -201,9 +212,14 @@ class Engine:
                 accepted = self._sampler.accept(sampling, verified.tree, verified.rows)
                 self._device.move_accepted(step, accepted)
             committed = self._commit(step, verified, accepted)
+            traces = self._traces(step, verified, accepted, committed)
             if self.config.check_consistency:
                 self.check_consistency()
-            return self._deliver(step, committed, time.perf_counter() - started)
+            outputs = self._deliver(committed, time.perf_counter() - started)
+            for trace in traces:
+                if self.on_trace is not None:
+                    self.on_trace(trace)
+            return outputs
 
     @contextmanager
     def _all_or_none(self, batch: ScheduledBatch) -> Iterator[None]:
@@ -248,13 +264,17 @@ class Engine:
         self._device.commit(step, verified.states, committed)
         for item in committed:
             self.cache.publish(item.request)
-        if self.on_trace is not None and accepted is not None:
-            token_ids = {item.request.request_id: item.token_ids for item in committed}
-            for trace in tree_traces(self.num_steps, step, verified.tree, accepted, token_ids):
-                self.on_trace(trace)
         return committed
 
-    def _deliver(self, step: StepLayout, committed: Sequence[CommittedRequest], seconds: float) -> list[RequestOutput]:
+    def _traces(
+        self, step: StepLayout, verified: Verified, accepted: Accepted | None, committed: Sequence[CommittedRequest]
+    ) -> list[TreeTrace]:
+        if self.on_trace is None or accepted is None:
+            return []
+        token_ids = {item.request.request_id: item.token_ids for item in committed}
+        return tree_traces(self.num_steps, step, verified.tree, accepted, token_ids)
+
+    def _deliver(self, committed: Sequence[CommittedRequest], seconds: float) -> list[RequestOutput]:
         self.num_steps += 1
         grown = []
         for item in committed:

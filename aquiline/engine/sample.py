@@ -40,13 +40,13 @@ class LogitRows:
     """The target's logits of a step, and where each row belongs.
 
     Attributes:
-        logits: # [num_rows, vocab] float32, raw
-        row_to_request: # [num_rows] int64, index into the step's `SamplingInputs`.
-        node_rows: # [num_reqs, num_nodes] int64, the row of each tree node; node 0 is the row of the last known token;
+        logits: [num_rows, vocab] float32, raw
+        row_to_request: [num_rows] int64, index into the step's `SamplingInputs`.
+        node_rows: [num_reqs, num_nodes] int64, the row of each tree node; node 0 is the row of the last known token;
             -1 where a request has no such node. Without a tree: [num_reqs, 1].
-        positions: # [num_rows] int64, absolute position of the token that the row draws.
-        output_lengths: # [num_rows] int64, output tokens before that token.
-        path_tokens: # [num_rows, max_depth] int64 padded with -1, draft tokens from below the root down to the row's
+        positions: [num_rows] int64, absolute position of the token that the row draws.
+        output_lengths: [num_rows] int64, output tokens before that token.
+        path_tokens: [num_rows, max_depth] int64 padded with -1, draft tokens from below the root down to the row's
             own node; None without a tree.
     """
 
@@ -63,11 +63,11 @@ class Accepted:
     """What a step draws and accepts.
 
     Attributes:
-        nodes: # [num_reqs, max_depth] int64, accepted nodes below the root from the top down, padded with -1.
-        num_accepted: # [num_reqs] int64, accepted draft tokens, the bonus token not counted.
-        bonus: # [num_reqs] int64, the token drawn at the last accepted node.
-        token_ids: # [num_reqs, max_depth + 1] int64, accepted draft tokens, then the bonus token, padded with -1.
-        drawn: # [num_reqs, num_nodes] int64, the token drawn at every node; -1 where none was: absent nodes, and under
+        nodes: [num_reqs, max_depth] int64, accepted nodes below the root from the top down, padded with -1.
+        num_accepted: [num_reqs] int64, accepted draft tokens, the bonus token not counted.
+        bonus: [num_reqs] int64, the token drawn at the last accepted node.
+        token_ids: [num_reqs, max_depth + 1] int64, accepted draft tokens, then the bonus token, padded with -1.
+        drawn: [num_reqs, num_nodes] int64, the token drawn at every node; -1 where none was: absent nodes, and under
             the multi-round rule nodes off the accepted path.
         logprobs: one row per entry of `token_ids`, so [num_reqs * (max_depth + 1), ...], rows of padding hold anything;
             None when no request asks.
@@ -86,10 +86,10 @@ class Proposal:
     """What the draft chooses children by.
 
     Attributes:
-        scores: # [num_rows, draft_vocab] float32; the children of a row are its largest scores, best first (`largest`).
+        scores: [num_rows, draft_vocab] float32; the children of a row are its largest scores, best first (`largest`).
             A score of -inf marks a token that is ruled out.
-        log_confidence: # [num_rows, draft_vocab] float32, how likely each child is to be accepted, for dynamic trees.
-        log_probs: # [num_rows, draft_vocab] float32, what the children were drawn from, to be kept as
+        log_confidence: [num_rows, draft_vocab] float32, how likely each child is to be accepted, for dynamic trees.
+        log_probs: [num_rows, draft_vocab] float32, what the children were drawn from, to be kept as
             `DraftTree.draft_log_probs`; None under the keyed rule.
     """
 
@@ -197,6 +197,9 @@ class Sampler:
         )
         keys = inputs.keys(requests, first_positions + walk.num_accepted, NoiseStream.RESIDUAL)
         bonus = draw_tokens(walk.last_probs.log(), torch.ones_like(walk.last_probs[:, 0]), keys)
+        # A request without draft tokens draws as in a step without trees: its neighbours must not change its answer.
+        has_children = (tree.parents == 0).any(dim=1)  # [num_reqs]
+        bonus = torch.where(has_children, bonus, self._draw(inputs, _root_rows(rows)))
         paths = AcceptedPaths(walk.nodes, walk.num_accepted, bonus)
         drawn = _drawn_on_path(tree, paths)
         if not inputs.any_greedy:
@@ -223,6 +226,19 @@ def _chunks(logits: Tensor) -> list[slice]:
 def _places(rows: LogitRows, part: slice) -> RowPlaces:
     path_tokens = None if rows.path_tokens is None else rows.path_tokens[part]
     return RowPlaces(rows.row_to_request[part], rows.output_lengths[part], path_tokens)
+
+
+def _root_rows(rows: LogitRows) -> LogitRows:
+    """The rows of the roots alone, one per request."""
+    roots = rows.node_rows[:, 0]
+    return LogitRows(
+        rows.logits[roots],
+        rows.row_to_request[roots],
+        torch.arange(len(roots), device=roots.device).unsqueeze(1),
+        rows.positions[roots],
+        rows.output_lengths[roots],
+        None if rows.path_tokens is None else rows.path_tokens[roots],
+    )
 
 
 def _at_nodes(drawn_rows: Tensor, node_rows: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ class SamplingInputs:
 
     Attributes:
         rules: the logit processors.
-        seeds, sample_indices: # [num_reqs] int64, key of each request's noise.
-        prompt_lengths: # [num_reqs] int64, tokens before the output.
+        seeds, sample_indices: [num_reqs] int64, key of each request's noise.
+        prompt_lengths: [num_reqs] int64, tokens before the output.
         any_greedy: some request has temperature 0.
         max_logprobs: most likely tokens to report per position; None when no request asks for log-probabilities.
     """
@@ -76,7 +76,7 @@ class SamplingInputs:
 
     @property
     def is_greedy(self) -> Tensor:
-        """# [num_reqs] bool"""
+        """Which requests take the most likely token: [num_reqs] bool."""
         if self.rules.temperatures is None:
             return torch.ones_like(self.seeds, dtype=torch.bool)
         return self.rules.temperatures <= 0
@@ -143,7 +143,8 @@ class SamplingState:
         """Build the row of a request that was just admitted, from its parameters and its tokens so far."""
         assert self._settings[request.row] is None, f"sampling row {request.row} is occupied"
         params = request.params
-        settings = _RowSettings(params)
+        # Entered first, so that `remove` gives back what was acquired if anything here fails.
+        settings = self._settings[request.row] = _RowSettings(params)
         if _needs_bias(params):
             settings.bias_slot = self._bias.acquire()
             self._write_bias(params, self._bias.table[settings.bias_slot])
@@ -159,7 +160,6 @@ class SamplingState:
         if params.repetition_penalty != 1.0:
             settings.prompt_slot = self._prompt_seen.acquire()
             self._prompt_seen.table[settings.prompt_slot, self._ids(request.prompt_token_ids)] = True
-        self._settings[request.row] = settings
 
     def remove(self, row: int) -> None:
         """Release the row of a request that finished or was preempted."""

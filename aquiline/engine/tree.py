@@ -15,15 +15,15 @@ class DraftTree:
     and parent -1, so that nothing ever matches it.
 
     Attributes:
-        tokens: # [num_reqs, num_nodes] int64, target ids; node 0 holds the root token.
-        parents: # [num_reqs, num_nodes] int64, -1 for the root and for invalid nodes.
-        depths: # [num_reqs, num_nodes] int64, 0 for the root.
-        is_valid: # [num_reqs, num_nodes] bool
+        tokens: [num_reqs, num_nodes] int64, target ids; node 0 holds the root token.
+        parents: [num_reqs, num_nodes] int64, -1 for the root and for invalid nodes.
+        depths: [num_reqs, num_nodes] int64, 0 for the root.
+        is_valid: [num_reqs, num_nodes] bool
         max_depth: depth of the deepest node place, known without looking at any tensor.
         max_children: most children of one node, likewise.
-        draft_log_probs: # [num_reqs, num_nodes, draft_vocab] float32, what each node's children were drawn from (nodes
+        draft_log_probs: [num_reqs, num_nodes, draft_vocab] float32, what each node's children were drawn from (nodes
             without children may hold anything); needed by the multi-round rule only.
-        draft_to_target_ids: # [draft_vocab] int64; None: the draft has the target's vocabulary.
+        draft_to_target_ids: [draft_vocab] int64; None: the draft has the target's vocabulary.
     """
 
     tokens: Tensor

@@ -10,6 +10,8 @@ from tests.tiny import TinySettings
 
 FIXED_MODES = ("off", "auto", "chain:1", "chain:4", "tree:3x2x1", "tree:4", "dynamic:steps=3,topk=2,nodes=6")
 
+MAX_WIDTH = 10  # a path spells every rank as one digit
+
 Path = tuple[int, ...]
 
 
@@ -18,9 +20,9 @@ def tree_paths(draw: st.DrawFn, max_nodes: int = 9, max_depth: int = 5) -> list[
     """Nodes of a static tree in the order they were added; any beginning of the list is a tree too."""
     nodes: list[Path] = [()]
     for _ in range(draw(st.integers(1, max_nodes))):
-        parent = draw(st.sampled_from([node for node in nodes if len(node) < max_depth]))
-        rank = sum(node[:-1] == parent for node in nodes if node)
-        nodes.append((*parent, rank))
+        widths = {node: sum(child[:-1] == node for child in nodes if child) for node in nodes}
+        parent = draw(st.sampled_from([node for node in nodes if len(node) < max_depth and widths[node] < MAX_WIDTH]))
+        nodes.append((*parent, widths[parent]))
     return nodes[1:]
 
 

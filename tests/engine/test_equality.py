@@ -22,6 +22,7 @@ from tests.engine.workloads import (
     plain_answers,
     random_prompt,
     run_jobs,
+    watch_preemptions,
 )
 from tests.tiny import ScriptedDrafter, TinySettings
 
@@ -111,15 +112,7 @@ def test_preempted_requests_answer_as_if_never_disturbed(mode: str, prefix_cache
     engine = make_engine(
         TinySettings(mode, block_size=2, num_blocks=18, prefix_cache=prefix_cache, check_consistency=True)
     )
-    preempted: set[str] = set()
-    schedule = engine.scheduler.schedule
-
-    def recording_schedule():  # type: ignore[no-untyped-def]
-        batch = schedule()
-        preempted.update(request.request_id for request in batch.preempted)
-        return batch
-
-    engine.scheduler.schedule = recording_schedule  # type: ignore[method-assign]
+    preempted = watch_preemptions(engine)
     speculate_by_script(engine, jobs)
     outputs = run_jobs(engine, jobs)
     assert preempted

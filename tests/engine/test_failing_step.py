@@ -94,6 +94,31 @@ def test_a_failing_step_ends_its_requests_and_the_engine_serves_on(
     assert_nothing_left(engine)
 
 
+@pytest.mark.parametrize("num_prompt_tokens", range(4, 9))
+@pytest.mark.parametrize("name", ["commit", "move_accepted"])
+def test_blocks_of_a_failed_step_are_found_only_with_the_features_they_need(
+    monkeypatch: pytest.MonkeyPatch, name: str, num_prompt_tokens: int
+) -> None:
+    """With 7 prompt tokens the failing step fills block 1, but its last feature is never kept."""
+    engine = make_engine(TinySettings("chain:2", check_consistency=True))
+    job = Job(random_prompt(num_prompt_tokens), GREEDY)
+    answer = plain_answers(job)[0].token_ids
+    engine.add_request("0", job.prompt, job.params)
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceState, name, raise_step_error)
+        step_until_fault(engine)
+    assert_nothing_left(engine)
+    again = Job((*job.prompt, *answer[:5]), GREEDY)
+    output = run_jobs(engine, [again])["0"]
+    assert answers(output) == plain_answers(again)
+    assert_nothing_left(engine)
+
+
+def raise_step_error(*_: object) -> None:
+    raise StepError
+
+
 def test_requests_outside_the_failing_step_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(TinySettings("chain:3", max_num_seqs=1, check_consistency=True))
     for index in range(2):
@@ -125,14 +150,11 @@ def test_a_preempted_request_survives_the_failure_of_the_step_that_preempted_it(
     schedule = engine.scheduler.schedule
     sizes: list[int] = []
 
-    def failing_after_preemption(*_: object) -> None:
-        raise StepError
-
     def schedule_and_break():  # type: ignore[no-untyped-def]
         batch = schedule()
         sizes.append(len(batch.preempted))
         if batch.preempted and sum(sizes) == 1:
-            engine._place = failing_after_preemption  # type: ignore[method-assign, assignment]
+            engine._place = raise_step_error  # type: ignore[method-assign, assignment]
         return batch
 
     place = engine._place

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 
 from aquiline.engine.engine import Engine
+from aquiline.engine.schedule import ScheduledBatch
 from aquiline.models.eagle import EagleModel
 from aquiline.models.llama import LlamaModel
 from aquiline.request import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob
@@ -113,6 +114,20 @@ def run_jobs(engine: Engine, jobs: Sequence[Job]) -> dict[str, RequestOutput]:
             return outputs
         engine.scheduler.check_integrity()
     raise AssertionError("the engine does not come to an end")
+
+
+def watch_preemptions(engine: Engine) -> set[str]:
+    """A set that fills with the ids of preempted requests."""
+    preempted: set[str] = set()
+    schedule = engine.scheduler.schedule
+
+    def watched() -> ScheduledBatch:
+        batch = schedule()
+        preempted.update(request.request_id for request in batch.preempted)
+        return batch
+
+    engine.scheduler.schedule = watched  # type: ignore[method-assign]
+    return preempted
 
 
 def plain_answers(job: Job, kind: str = "eagle3", max_model_len: int | None = None) -> list[Answer]:

@@ -144,9 +144,12 @@ def test_row_has_the_same_bits_in_any_company(
 
 
 @with_dtypes
-@pytest.mark.parametrize("width", [576, 1536])
-def test_row_of_a_product_has_the_same_bits_for_every_row_count(dtype: torch.dtype, width: int) -> None:
-    weight, rows = random_rows(150, width, dtype, seed=5), random_rows(70, width, dtype, seed=6)
+@pytest.mark.parametrize("width", [37, 50, 576, 1536])
+@pytest.mark.parametrize("num_outputs", [1, 9, 150])
+def test_row_of_a_product_has_the_same_bits_for_every_row_count(
+    dtype: torch.dtype, width: int, num_outputs: int
+) -> None:
+    weight, rows = random_rows(num_outputs, width, dtype, seed=5), random_rows(70, width, dtype, seed=6)
     whole = linear(rows, weight)
     assert [count for count in range(1, 71) if not torch.equal(linear(rows[:count], weight), whole[:count])] == []
 

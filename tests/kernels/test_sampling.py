@@ -325,6 +325,12 @@ def test_log_probs_come_from_raw_logits() -> None:
     assert log_probs_of(logits, torch.tensor([2, 1]), 0).top_ids.shape == (2, 0)
 
 
+def test_a_vocabulary_smaller_than_asked_for_is_reported_as_a_whole() -> None:
+    result = log_probs_of(torch.tensor([[1.0, 3.0, 3.0]]), torch.tensor([0]), 20)
+    assert result.top_ids.tolist() == [[1, 2, 0]]
+    assert result.top_log_probs.shape == (1, 3)
+
+
 @given(
     st.lists(
         st.sampled_from([-math.inf, -3.5, -1.0, -0.0, 0.0, 1e-40, 2.0, 3e38]) | st.floats(-5, 5, width=32),

@@ -13,6 +13,7 @@ from torch import Tensor
 from aquiline.model_store import cached_path
 from aquiline.models.llama import LlamaModel
 from aquiline.models.loading import load_target
+from aquiline.tokenizer import Tokenizer
 from tests.models.forward_rows import run_target
 from tests.quickstart_model import IS_ON_DISK, PULL_IT, QUICKSTART_MODEL
 
@@ -46,7 +47,12 @@ PARTS = {
     "ffn_down": "mlp.down_proj",
 }
 AUX_LAYER_IDS = (1, 14, 26)
-TEXT_LENGTHS = (1, 40, 75)
+TEXTS = {
+    "one_word": "Eagles",
+    "prose": "The golden eagle builds its nest on a cliff, high above the valley. In spring it hunts hares and "
+    "marmots; in winter, when the snow is deep, it also takes carrion. A pair keeps the same territory for many years.",
+    "code": "def area(width: float, height: float) -> float:\n    return width * height\n\n\nprint(area(3.5, 2))\n" * 4,
+}
 
 
 def module_name(name: str) -> str:
@@ -90,12 +96,16 @@ def target() -> LlamaModel:
     return LlamaModel(loaded.config, loaded.tensors, AUX_LAYER_IDS)
 
 
-@pytest.mark.parametrize("num_tokens", TEXT_LENGTHS)
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_path(cached_path(QUICKSTART_MODEL))
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_logits_and_features_equal_those_of_transformers(
-    reference: transformers.LlamaForCausalLM, target: LlamaModel, num_tokens: int
+    reference: transformers.LlamaForCausalLM, target: LlamaModel, tokenizer: Tokenizer, text: str
 ) -> None:
-    generator = torch.Generator().manual_seed(num_tokens)
-    token_ids = torch.randint(0, 49152, (num_tokens,), generator=generator).tolist()
+    token_ids = tokenizer.encode(text)
     with torch.no_grad():
         expected = reference(torch.tensor([token_ids]), output_hidden_states=True)
     states = run_target(target, token_ids)

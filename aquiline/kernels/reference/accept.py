@@ -21,9 +21,9 @@ class AcceptedPaths:
     """The accepted path of every request.
 
     Attributes:
-        nodes: # [num_reqs, max_depth] int64, accepted nodes below the root from the top down, padded with -1.
-        num_accepted: # [num_reqs] int64, how many there are.
-        bonus: # [num_reqs] int64, the token drawn at the last accepted node.
+        nodes: [num_reqs, max_depth] int64, accepted nodes below the root from the top down, padded with -1.
+        num_accepted: [num_reqs] int64, how many there are.
+        bonus: [num_reqs] int64, the token drawn at the last accepted node.
     """
 
     nodes: Tensor
@@ -37,9 +37,9 @@ class MultiRoundPaths:
 
     Attributes:
         nodes, num_accepted: as in `AcceptedPaths`.
-        last_probs: # [num_reqs, vocab] float32, what to draw the last token from: the residual after a rejection, the
+        last_probs: [num_reqs, vocab] float32, what to draw the last token from: the residual after a rejection, the
             target's own probabilities at a node without children.
-        acceptance: # [num_reqs, max_depth, max_children] float32, the probability with which each tried child was to be
+        acceptance: [num_reqs, max_depth, max_children] float32, the probability with which each tried child was to be
             accepted; 0 where none was tried.
     """
 

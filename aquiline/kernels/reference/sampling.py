@@ -25,8 +25,8 @@ class DenseRows:
     """Rows as wide as the vocabulary, stored only for the requests that need one.
 
     Attributes:
-        table: # [num_slots, vocab]; slot 0 has no effect.
-        slots: # [num_reqs] int64, 0 for a request without a row.
+        table: [num_slots, vocab]; slot 0 has no effect.
+        slots: [num_reqs] int64, 0 for a request without a row.
     """
 
     table: Tensor
@@ -44,7 +44,7 @@ class MinTokens:
 
     Attributes:
         stop_ids: bool table, true for the ids that would end the output.
-        min_tokens: # [num_reqs] int64
+        min_tokens: [num_reqs] int64
     """
 
     stop_ids: DenseRows
@@ -58,7 +58,7 @@ class Penalties:
     Attributes:
         output_counts: float32 table, occurrences in the output so far.
         prompt_seen: bool table, true for the ids of the prompt.
-        repetition, presence, frequency: # [num_reqs] float32; 1, 0 and 0 have no effect.
+        repetition, presence, frequency: [num_reqs] float32; 1, 0 and 0 have no effect.
     """
 
     output_counts: DenseRows
@@ -75,10 +75,10 @@ class LogitRules:
     Attributes:
         bias: float32 table added to the logits; -inf bans.
         min_tokens, penalties: see there.
-        temperatures: # [num_reqs] float32, 0 is greedy; None: every request is greedy.
-        top_k: # [num_reqs] int64, at least 1; the vocabulary size keeps all.
-        top_p: # [num_reqs] float64 in (0, 1]; 1 keeps all.
-        log_min_p: # [num_reqs] float32, logarithm of min_p; -inf keeps all.
+        temperatures: [num_reqs] float32, 0 is greedy; None: every request is greedy.
+        top_k: [num_reqs] int64, at least 1; the vocabulary size keeps all.
+        top_p: [num_reqs] float64 in (0, 1]; 1 keeps all.
+        log_min_p: [num_reqs] float32, logarithm of min_p; -inf keeps all.
     """
 
     bias: DenseRows | None = None
@@ -95,12 +95,12 @@ class RowPlaces:
     """Which request every logits row belongs to, and where in it.
 
     Attributes:
-        row_to_request: # [num_rows] int64
-        output_lengths: # [num_rows] int64, output tokens before the token that this row draws.
-        path_tokens: # [num_rows, max_depth] int64 padded with -1: draft tokens from below the root down to the row's
+        row_to_request: [num_rows] int64
+        output_lengths: [num_rows] int64, output tokens before the token that this row draws.
+        path_tokens: [num_rows, max_depth] int64 padded with -1: draft tokens from below the root down to the row's
             own node. The root is not among them: it is committed, so the request's own counts hold it. None: no row
             has any.
-        token_ids: # [num_columns] int64, target id of every logits column; None: column i is id i.
+        token_ids: [num_columns] int64, target id of every logits column; None: column i is id i.
     """
 
     row_to_request: Tensor
@@ -181,10 +181,10 @@ class TokenLogProbs:
     """Log-probabilities from raw logits.
 
     Attributes:
-        log_probs: # [num_rows] float32, of the given token.
-        ranks: # [num_rows] int64, 1 + number of tokens that are strictly more likely.
-        top_ids: # [num_rows, num_top] int64, most likely first, ties to the lowest id.
-        top_log_probs: # [num_rows, num_top] float32
+        log_probs: [num_rows] float32, of the given token.
+        ranks: [num_rows] int64, 1 + number of tokens that are strictly more likely.
+        top_ids: [num_rows, num_top] int64, most likely first, ties to the lowest id.
+        top_log_probs: [num_rows, num_top] float32
     """
 
     log_probs: Tensor
@@ -199,12 +199,12 @@ def log_probs_of(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenLogPro
     Args:
         logits: [num_rows, vocab] float32, raw: no sampling parameter changes what is reported.
         token_ids: [num_rows] int64.
-        num_top: how many of the most likely tokens; may be 0.
+        num_top: how many of the most likely tokens; may be 0. A smaller vocabulary is reported as a whole.
     """
     log_probs = torch.log_softmax(logits, dim=-1)  # [num_rows, vocab]
     chosen = token_ids.unsqueeze(1)  # [num_rows, 1]
     ranks = 1 + (logits > logits.gather(1, chosen)).sum(dim=-1)  # [num_rows]
-    top_ids = largest(logits, num_top)  # [num_rows, num_top]
+    top_ids = largest(logits, min(num_top, logits.shape[1]))  # [num_rows, num_top]
     return TokenLogProbs(log_probs.gather(1, chosen).squeeze(1), ranks, top_ids, log_probs.gather(1, top_ids))
 
 

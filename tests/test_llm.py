@@ -1,0 +1,271 @@
+"""The front door on a tiny model in a folder: prompts, conversations, callbacks, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+
+from aquiline.config import EngineConfig, SchedulerConfig, SpeculativeConfig
+from aquiline.errors import (
+    DraftMismatchError,
+    InvalidParameterError,
+    ModelNotFoundError,
+    PromptError,
+    UserError,
+)
+from aquiline.llm import LLM, TreeTrace
+from aquiline.models.loading import expected_draft_tensors, expected_target_tensors
+from aquiline.models.model_config import EagleConfig, LlamaConfig
+from aquiline.request import FinishReason, RequestOutput, SamplingParams
+from aquiline.speculation import parse_speculation
+from tests.tiny import random_tensors, tiny_eagle_config, tiny_llama_config
+from tests.tiny_tokenizers import train_byte_level, write_hf_folder
+
+QUESTION = [{"role": "user", "content": "The eagle flies?"}]
+PARAMS = SamplingParams(temperature=0.9, seed=3, max_tokens=12, ignore_eos=True)
+
+
+def settings_of(config: LlamaConfig) -> dict[str, Any]:
+    """A Hugging Face config.json of a tiny model."""
+    plain = {name: value for name, value in asdict(config).items() if name in ("vocab_size", "hidden_size")}
+    return plain | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position,
+        "rope_theta": config.rope.theta,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "eos_token_id": 2,
+    }
+
+
+def write_target(folder: Path, config: LlamaConfig) -> Path:
+    write_hf_folder(folder, train_byte_level())
+    (folder / "config.json").write_text(json.dumps(settings_of(config)))
+    save_file(random_tensors(expected_target_tensors(config), seed=0), folder / "model.safetensors")
+    return folder
+
+
+def write_draft(folder: Path, config: EagleConfig) -> Path:
+    folder.mkdir()
+    settings = settings_of(config.layers) | {"draft_vocab_size": config.draft_vocab_size}
+    settings |= {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids), "use_aux_hidden_state": True},
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+    shapes = {name: s for name, s in expected_draft_tensors(config).items() if name != "draft_to_target_ids"}
+    save_file(random_tensors(shapes, seed=1), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target_config() -> LlamaConfig:
+    return replace(tiny_llama_config(), vocab_size=train_byte_level().get_vocab_size(), max_position=96)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, target_config: LlamaConfig) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_target(folder / "target", target_config)
+    full = replace(tiny_eagle_config(target_config), draft_vocab_size=target_config.vocab_size)
+    write_draft(folder / "draft", full)
+    other = replace(full, layers=replace(full.layers, vocab_size=50), draft_vocab_size=50)
+    write_draft(folder / "other_draft", other)
+    return folder
+
+
+def open_llm(folder: Path, speculate: str = "tree:2x2", draft: str | None = "draft") -> LLM:
+    config = EngineConfig(
+        dtype="float32",
+        speculative=SpeculativeConfig(parse_speculation(speculate)),
+        scheduler=SchedulerConfig(max_num_seqs=3),
+    )
+    return LLM(str(folder / "target"), draft=str(folder / draft) if draft else None, config=config)
+
+
+def texts_of(outputs: list[RequestOutput]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_speculation_changes_nothing(folder: Path) -> None:
+    prompts = ["The eagle", "over the sea", "x", "12 km"]
+    plain = open_llm(folder, "off", None).generate(prompts, PARAMS)
+    fast = open_llm(folder).generate(prompts, PARAMS)
+    assert [o.outputs[0].token_ids for o in fast] == [o.outputs[0].token_ids for o in plain]
+    assert texts_of(fast) == texts_of(plain)
+    assert sum(o.outputs[0].speculation.num_draft_tokens for o in fast) > 0
+    assert [o.prompt for o in fast] == prompts
+
+
+def test_one_prompt_needs_no_list(folder: Path) -> None:
+    llm = open_llm(folder)
+    assert texts_of(llm.generate("The eagle", PARAMS)) == texts_of(llm.generate(["The eagle"], PARAMS))
+    token_ids = llm.tokenizer.encode("The eagle")
+    assert texts_of(llm.generate(token_ids, PARAMS)) == texts_of(llm.generate("The eagle", PARAMS))
+    assert texts_of(llm.chat(QUESTION, PARAMS)) == texts_of(llm.chat([QUESTION], PARAMS))
+
+
+def test_chat_renders_the_template(folder: Path) -> None:
+    llm = open_llm(folder)
+    output = llm.chat(QUESTION, PARAMS)[0]
+    assert list(output.prompt_token_ids) == llm.tokenizer.apply_chat_template(QUESTION)
+
+
+def test_each_prompt_may_have_its_own_parameters(folder: Path) -> None:
+    llm = open_llm(folder)
+    outputs = llm.generate(["a", "b"], [replace(PARAMS, max_tokens=3), replace(PARAMS, max_tokens=5, n=2)])
+    assert [[len(s.token_ids) for s in output.outputs] for output in outputs] == [[3], [5, 5]]
+    assert outputs[1].outputs[0].token_ids != outputs[1].outputs[1].token_ids
+    assert outputs[0].outputs[0].finish_reason is FinishReason.LENGTH
+
+
+def test_outputs_grow_and_never_take_anything_back(folder: Path) -> None:
+    seen: dict[int, list[RequestOutput]] = {0: [], 1: []}
+    final = open_llm(folder).generate(["a", "b"], PARAMS, on_output=lambda index, output: seen[index].append(output))
+    for index, outputs in seen.items():
+        texts = [output.outputs[0].text for output in outputs]
+        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+        assert outputs[-1] == final[index]
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+
+
+def test_traces_tell_what_was_committed(folder: Path) -> None:
+    committed: list[int] = []
+    llm = open_llm(folder)
+    output = llm.generate("a", PARAMS, on_trace=lambda trace: committed.extend(trace.committed_token_ids))[0]
+    assert tuple(committed) == output.outputs[0].token_ids
+
+
+def test_no_prompts_no_answers(folder: Path) -> None:
+    assert open_llm(folder).generate([], PARAMS) == []
+
+
+def test_a_reported_seed_gives_the_answer_again(folder: Path) -> None:
+    llm = open_llm(folder)
+    first = llm.generate("a", replace(PARAMS, seed=None))[0]
+    again = llm.generate("a", replace(PARAMS, seed=first.seed))[0]
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        pytest.param(lambda llm: llm.generate(""), PromptError, id="empty text"),
+        pytest.param(lambda llm: llm.generate(["a", ""]), PromptError, id="empty among others"),
+        pytest.param(lambda llm: llm.generate([[]]), PromptError, id="no token ids"),
+        pytest.param(lambda llm: llm.generate([[1, -1]]), PromptError, id="negative token id"),
+        pytest.param(lambda llm: llm.generate([["a"]]), PromptError, id="text among token ids"),
+        pytest.param(lambda llm: llm.generate([3.5]), PromptError, id="a number"),
+        pytest.param(lambda llm: llm.generate(7), PromptError, id="no sequence"),
+        pytest.param(lambda llm: llm.generate("word " * 200), PromptError, id="longer than the context"),
+        pytest.param(lambda llm: llm.chat([]), PromptError, id="no messages"),
+        pytest.param(lambda llm: llm.chat([{"role": "user"}]), PromptError, id="message without content"),
+        pytest.param(lambda llm: llm.chat({"role": "user"}), PromptError, id="one message, no list"),
+        pytest.param(lambda llm: llm.generate(b"a"), PromptError, id="bytes"),
+        pytest.param(lambda llm: llm.generate(["a", b"a"]), PromptError, id="bytes among others"),
+        pytest.param(lambda llm: llm.generate([True, False]), PromptError, id="truth values"),
+        pytest.param(lambda llm: llm.generate(["a"], [PARAMS, PARAMS]), InvalidParameterError, id="two for one"),
+        pytest.param(lambda llm: llm.generate("a", {"temperature": 0}), InvalidParameterError, id="a dictionary"),
+        pytest.param(lambda llm: llm.generate(["a"], [None]), InvalidParameterError, id="nothing for one"),
+        pytest.param(lambda llm: llm.generate(["a"], 7), InvalidParameterError, id="no parameters"),
+        pytest.param(
+            lambda llm: llm.generate("a", SamplingParams(stop_token_ids=[10**6])),
+            InvalidParameterError,
+            id="unknown stop token",
+        ),
+    ],
+)
+def test_mistakes_are_refused_and_the_engine_goes_on(
+    ask: Callable[[LLM], object], error: type[UserError], folder: Path
+) -> None:
+    llm = open_llm(folder)
+    with pytest.raises(error) as caught:
+        ask(llm)
+    assert "\n" not in str(caught.value)
+    assert not llm.engine.has_unfinished
+    assert len(llm.generate("a", PARAMS)[0].outputs[0].token_ids) == 12
+
+
+def test_a_draft_for_another_target_is_refused(folder: Path) -> None:
+    with pytest.raises(DraftMismatchError, match="50"):
+        open_llm(folder, draft="other_draft")
+
+
+def test_a_tree_without_a_draft_is_refused(folder: Path) -> None:
+    with pytest.raises(InvalidParameterError, match="no draft"):
+        open_llm(folder, "chain:2", None)
+
+
+def test_unknown_models_are_refused() -> None:
+    with pytest.raises(ModelNotFoundError):
+        LLM("no/such/folder/anywhere")
+
+
+def test_an_unknown_draft_is_named_as_one(folder: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"no draft '.*no/such/draft/anywhere' here"):
+        open_llm(folder, "chain:2", "no/such/draft/anywhere")
+
+
+def test_an_exception_in_a_callback_leaves_nothing_behind(folder: Path) -> None:
+    llm = open_llm(folder)
+
+    def fail(_: int, __: RequestOutput) -> None:
+        raise RuntimeError("the caller's own")
+
+    with pytest.raises(RuntimeError, match="own"):
+        llm.generate(["a", "b"], PARAMS, on_output=fail)
+    assert not llm.engine.has_unfinished
+    assert llm.engine.cache.num_free_blocks == llm.engine.cache.num_blocks
+
+
+@pytest.mark.parametrize("by", ["on_output", "on_trace"])
+def test_a_request_that_a_callback_aborts_ends_where_it_stands(folder: Path, by: str) -> None:
+    llm = open_llm(folder)
+    whole = llm.generate(["a", "b"], PARAMS)
+
+    def on_output(index: int, output: RequestOutput) -> None:
+        if index == 0 and len(output.outputs[0].token_ids) >= 4:
+            llm.engine.abort(output.request_id)
+
+    def on_trace(trace: TreeTrace) -> None:
+        if trace.request_id.endswith("-0") and trace.step >= first_step + 3:
+            llm.engine.abort(trace.request_id)
+
+    first_step = llm.engine.num_steps
+    if by == "on_output":
+        cut, other = llm.generate(["a", "b"], PARAMS, on_output=on_output)
+    else:
+        cut, other = llm.generate(["a", "b"], PARAMS, on_trace=on_trace)
+    assert cut.finished
+    assert cut.outputs[0].finish_reason is FinishReason.ABORT
+    num_tokens = len(cut.outputs[0].token_ids)
+    assert 4 <= num_tokens < 12
+    assert cut.outputs[0].token_ids == whole[0].outputs[0].token_ids[:num_tokens]
+    assert other.outputs[0].token_ids == whole[1].outputs[0].token_ids
+    assert llm.engine.cache.num_free_blocks == llm.engine.cache.num_blocks
+
+
+def test_a_question_inside_the_answer_to_another_is_refused(folder: Path) -> None:
+    llm = open_llm(folder)
+
+    def ask_again(_: int, __: RequestOutput) -> None:
+        llm.generate("c", PARAMS)
+
+    with pytest.raises(InvalidParameterError, match="still has requests"):
+        llm.generate(["a", "b"], PARAMS, on_output=ask_again)
+    assert not llm.engine.has_unfinished
+    assert len(llm.generate("a", PARAMS)[0].outputs[0].token_ids) == 12
