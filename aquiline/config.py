@@ -10,6 +10,8 @@ from aquiline.speculation import DynamicTree, SpeculationMode
 
 Dtype = Literal["float32", "bfloat16"]
 AcceptanceRule = Literal["keyed", "multi_round"]
+Backend = Literal["auto", "cpu", "pytorch"]
+Quantization = Literal["auto", "none", "int8", "int4"]
 
 
 @dataclass(frozen=True)
@@ -96,12 +98,18 @@ class EngineConfig:
     """Everything the engine is told.
 
     Attributes:
-        dtype: of weights, activations and KV.
+        dtype: of KV and features; on PyTorch also of weights and activations.
+        backend: `cpu` runs models on native kernels, `pytorch` on the reference; `auto` takes the native ones where
+            they were built, fit the model, and dtype is bfloat16.
+        quantization: of weights on native kernels: `auto` keeps the precision of a GGUF file (Q8_0, Q4_0, Q4_1) and
+            bfloat16 otherwise, `none` is bfloat16, `int8` and `int4` quantise in groups of 32.
         check_consistency: after every step recompute each request from scratch and compare all states (slow).
         poison_memory: fill unwritten cache, padding and scratch with NaN, so that a leak cannot hide (tests).
     """
 
     dtype: Dtype = "bfloat16"
+    backend: Backend = "auto"
+    quantization: Quantization = "auto"
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
@@ -111,6 +119,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in get_args(Dtype):
             raise InvalidParameterError(f"dtype is {self.dtype!r}; it must be float32 or bfloat16")
+        if self.backend not in get_args(Backend):
+            raise InvalidParameterError(f"backend is {self.backend!r}; it must be auto, cpu or pytorch")
+        if self.quantization not in get_args(Quantization):
+            raise InvalidParameterError(f"quantization is {self.quantization!r}; it must be auto, none, int8 or int4")
         _true_or_false("check_consistency", self.check_consistency)
         _true_or_false("poison_memory", self.poison_memory)
 

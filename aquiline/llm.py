@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from aquiline.config import EngineConfig
 from aquiline.engine.engine import Engine, EngineModels
 from aquiline.engine.outputs import SampleGroup
@@ -13,9 +15,7 @@ from aquiline.engine.sizing import DTYPES
 from aquiline.engine.trace import TreeTrace
 from aquiline.errors import InvalidParameterError, ModelNotFoundError, PromptError
 from aquiline.model_store import KNOWN_MODELS, resolve_model
-from aquiline.models.eagle import EagleModel
-from aquiline.models.llama import LlamaModel
-from aquiline.models.loading import LoadedTarget, load_draft, load_target
+from aquiline.models.assemble import ModelSettings, assemble_models
 from aquiline.request import RequestOutput, SamplingParams
 from aquiline.shipped_drafts import shipped_draft
 from aquiline.tokenizer import Tokenizer
@@ -57,20 +57,19 @@ class LLM:
                 " --speculate off"
             )
         self.tokenizer = Tokenizer.from_path(path)
-        loaded = load_target(path, DTYPES[self.config.dtype])
-        self.engine = Engine(self._models(loaded, draft_path), self.config)
+        settings = ModelSettings(
+            dtype=DTYPES[self.config.dtype],
+            backend=self.config.backend,
+            quantization=self.config.quantization,
+            num_threads=torch.get_num_threads(),
+        )
+        models = assemble_models(path, draft_path, settings)
+        self.backend = models.backend
+        eos_token_ids = self.tokenizer.eos_token_ids | frozenset(models.target.config.eos_token_ids)
+        self.engine = Engine(
+            EngineModels(models.target, models.draft, self.tokenizer.new_decoder, eos_token_ids), self.config
+        )
         self._num_calls = 0
-
-    def _models(self, loaded: LoadedTarget, draft_path: Path | None) -> EngineModels:
-        eos_token_ids = self.tokenizer.eos_token_ids | frozenset(loaded.config.eos_token_ids)
-        if draft_path is None:
-            return EngineModels(
-                LlamaModel(loaded.config, loaded.tensors), None, self.tokenizer.new_decoder, eos_token_ids
-            )
-        draft = load_draft(draft_path, loaded.config, DTYPES[self.config.dtype])
-        target = LlamaModel(loaded.config, loaded.tensors, draft.config.aux_layer_ids)
-        eagle = EagleModel(draft.config, draft.tensors, target.embedding, target.head)
-        return EngineModels(target, eagle, self.tokenizer.new_decoder, eos_token_ids)
 
     def generate(
         self,

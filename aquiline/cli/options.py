@@ -48,7 +48,9 @@ SAMPLING_OPTIONS = (
 ENGINE_OPTIONS = (
     Option("--speculate", "mode", f"draft tree: {FORMS}", parse_speculation, "SHAPE"),
     Option("--acceptance", "acceptance", "acceptance rule: keyed or multi_round", str, "RULE"),
-    Option("--dtype", "dtype", "of weights, activations and KV: float32 or bfloat16", str, "DTYPE"),
+    Option("--dtype", "dtype", "of KV, and on PyTorch of the model: float32 or bfloat16", str, "DTYPE"),
+    Option("--backend", "backend", "kernels: auto, cpu or pytorch", str, "NAME"),
+    Option("--quantization", "quantization", "of weights on native kernels: auto, none, int8 or int4", str, "KIND"),
     Option("--batch-size", "max_num_seqs", "most requests that run together", integer, "N"),
     Option("--max-num-batched-tokens", "max_num_batched_tokens", "most target rows in one step", integer, "N"),
     Option("--max-model-len", "max_model_len", "most tokens of a request, prompt and output", integer, "N"),

@@ -16,9 +16,8 @@ from aquiline.engine.sampling_inputs import SamplingState
 from aquiline.engine.schedule import ScheduledRequest
 from aquiline.engine.slots import SlotLayout
 from aquiline.errors import ConsistencyError
-from aquiline.models.eagle import EagleModel
+from aquiline.models.interfaces import DraftModel, TargetModel
 from aquiline.models.kv_layer import KVLayer
-from aquiline.models.llama import LlamaModel
 from aquiline.request import Request, SamplingParams
 
 
@@ -38,7 +37,7 @@ class ConsistencyChecker:
     trees and plain steps gave.
     """
 
-    def __init__(self, target: LlamaModel, draft: EagleModel | None, state: CheckedState) -> None:
+    def __init__(self, target: TargetModel, draft: DraftModel | None, state: CheckedState) -> None:
         self._target = target
         self._draft = draft
         self._state = state

@@ -15,7 +15,8 @@ from aquiline.engine.kv_pool import KVPool
 from aquiline.engine.sample import Sampler
 from aquiline.engine.sampling_inputs import SamplingInputs
 from aquiline.engine.tree import DraftTree
-from aquiline.models.eagle import DraftStates, EagleModel
+from aquiline.models.eagle import DraftStates
+from aquiline.models.interfaces import DraftModel
 from aquiline.request import Request
 from aquiline.speculation import StaticTree, TreeShape
 
@@ -29,7 +30,7 @@ class Drafter:
     """
 
     def __init__(
-        self, model: EagleModel, pool: KVPool, features: FeatureStore, sampler: Sampler, builder: DraftInputBuilder
+        self, model: DraftModel, pool: KVPool, features: FeatureStore, sampler: Sampler, builder: DraftInputBuilder
     ) -> None:
         self._model = model
         self._pool = pool

@@ -34,8 +34,7 @@ from aquiline.engine.stream import TextStream
 from aquiline.engine.trace import TreeTrace
 from aquiline.engine.verify import Verified, Verifier
 from aquiline.errors import InvalidParameterError, PromptError
-from aquiline.models.eagle import EagleModel
-from aquiline.models.llama import LlamaModel
+from aquiline.models.interfaces import DraftModel, TargetModel
 from aquiline.request import MAX_SEED, Request, RequestOutput, SamplingParams
 from aquiline.token_bytes import IncrementalDecoder
 
@@ -51,8 +50,8 @@ class EngineModels:
         eos_token_ids: ids that end an answer.
     """
 
-    target: LlamaModel
-    draft: EagleModel | None
+    target: TargetModel
+    draft: DraftModel | None
     new_decoder: DecoderFactory
     eos_token_ids: frozenset[int]
 

@@ -13,7 +13,8 @@ from aquiline.engine.sample import Proposal, Sampler
 from aquiline.engine.sampling_inputs import SamplingInputs
 from aquiline.engine.tree import DraftTree
 from aquiline.kernels.reference.sampling import largest
-from aquiline.models.eagle import DraftStates, EagleModel
+from aquiline.models.eagle import DraftStates
+from aquiline.models.interfaces import DraftModel
 from aquiline.models.kv_layer import KVLayer
 from aquiline.speculation import DynamicTree, StaticTree
 
@@ -27,7 +28,7 @@ class GrowthContext:
         root_tokens, max_depths: [num_reqs]; nodes below `max_depths` are marked invalid.
     """
 
-    model: EagleModel
+    model: DraftModel
     memory: Sequence[KVLayer]
     sampler: Sampler
     sampling: SamplingInputs

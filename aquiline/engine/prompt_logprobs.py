@@ -9,12 +9,13 @@ from __future__ import annotations
 from aquiline.engine.host_view import token_logprobs
 from aquiline.engine.inputs import InputBuilder, StepLayout
 from aquiline.kernels.reference.sampling import log_probs_of
-from aquiline.models.llama import LlamaModel, TargetStates
+from aquiline.models.interfaces import TargetModel
+from aquiline.models.llama import TargetStates
 
 ROWS_PER_CHUNK = 64
 
 
-def record_prompt_logprobs(step: StepLayout, states: TargetStates, model: LlamaModel, builder: InputBuilder) -> None:
+def record_prompt_logprobs(step: StepLayout, states: TargetStates, model: TargetModel, builder: InputBuilder) -> None:
     """Extend `prompt_logprobs` of every request that asked for them; call before the step is committed.
 
     Rows that a preempted request computes again are skipped.

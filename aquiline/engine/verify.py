@@ -12,7 +12,8 @@ from aquiline.engine.kv_pool import KVPool
 from aquiline.engine.sample import LogitRows
 from aquiline.engine.tree import DraftTree
 from aquiline.engine.tree_paths import path_nodes
-from aquiline.models.llama import LlamaModel, TargetStates
+from aquiline.models.interfaces import TargetModel
+from aquiline.models.llama import TargetStates
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Verifier:
         builder: makes the rows of target forwards.
     """
 
-    def __init__(self, model: LlamaModel, pool: KVPool, builder: InputBuilder) -> None:
+    def __init__(self, model: TargetModel, pool: KVPool, builder: InputBuilder) -> None:
         self._model = model
         self._pool = pool
         self._builder = builder

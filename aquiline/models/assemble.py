@@ -1,0 +1,110 @@
+"""From files to the models an engine runs, on the kernels that suit them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from aquiline.config import Backend, Quantization
+from aquiline.errors import InvalidParameterError, UnsupportedFeatureError
+from aquiline.kernels import cpu
+from aquiline.kernels.cpu.packed import GROUP_SIZE, Threads
+from aquiline.models.eagle import EagleModel
+from aquiline.models.gguf_blocks import GgufBlocks
+from aquiline.models.gguf_reader import read_gguf_blocks
+from aquiline.models.interfaces import DraftModel, TargetModel
+from aquiline.models.llama import LlamaModel
+from aquiline.models.loading import LoadedDraft, LoadedTarget, load_draft, load_target
+from aquiline.models.model_config import LlamaConfig
+from aquiline.models.native_eagle import NativeEagle
+from aquiline.models.native_llama import NativeLlama
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """How models are loaded.
+
+    Attributes:
+        backend: `cpu` is the native kernels, `pytorch` the reference; `auto` takes the native ones where they fit.
+        quantization: of weights on native kernels.
+        num_threads: of native kernels.
+    """
+
+    dtype: torch.dtype
+    backend: Backend
+    quantization: Quantization
+    num_threads: int
+
+
+@dataclass(frozen=True)
+class AssembledModels:
+    """A target with its draft.
+
+    Attributes:
+        backend: the kernels both run on, `cpu` or `pytorch`.
+    """
+
+    target: TargetModel
+    draft: DraftModel | None
+    backend: Backend
+
+
+def assemble_models(target_path: Path, draft_path: Path | None, settings: ModelSettings) -> AssembledModels:
+    """Load a target and its draft.
+
+    Raises:
+        UserError: a file that cannot be used, a draft for another target, or a backend that cannot run them.
+    """
+    target = load_target(target_path, settings.dtype)
+    draft = None if draft_path is None else load_draft(draft_path, target.config, settings.dtype)
+    obstacle = _obstacle(target.config, draft, settings)
+    if settings.backend == "cpu" and obstacle is not None:
+        raise UnsupportedFeatureError(f"--backend is 'cpu', and {obstacle}; use --backend pytorch")
+    if settings.backend == "pytorch" or obstacle is not None:
+        if settings.quantization != "auto" and settings.quantization != "none":
+            reason = "runs on PyTorch" if obstacle is None else f"runs on PyTorch because {obstacle}"
+            raise InvalidParameterError(
+                f"--quantization is {settings.quantization!r}, but this model {reason}, which has no quantised weights"
+            )
+        return _on_pytorch(target, draft)
+    blocks = read_gguf_blocks(target_path) if target_path.is_file() and settings.quantization == "auto" else {}
+    return _on_native_kernels(target, draft, blocks, settings)
+
+
+def _obstacle(target: LlamaConfig, draft: LoadedDraft | None, settings: ModelSettings) -> str | None:
+    """Why native kernels cannot or should not run these models; None when they can."""
+    if not cpu.is_available():
+        return f"there are no native kernels: {cpu.why_not()}"
+    if settings.dtype is not torch.bfloat16 and settings.backend == "auto":
+        return "dtype float32 asks for the reference"
+    if draft is not None and draft.config.kind == "eagle1":
+        return "native kernels run no EAGLE-1 head"
+    for config in [target] if draft is None else [target, draft.config.layers]:
+        sizes = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+        if any(size % GROUP_SIZE for size in sizes) or config.head_dim % 8:
+            return f"its widths {sizes} are not all multiples of {GROUP_SIZE}, or its head width not of 8"
+    return None
+
+
+def _on_pytorch(loaded: LoadedTarget, draft: LoadedDraft | None) -> AssembledModels:
+    if draft is None:
+        return AssembledModels(LlamaModel(loaded.config, loaded.tensors), None, "pytorch")
+    target = LlamaModel(loaded.config, loaded.tensors, draft.config.aux_layer_ids)
+    eagle = EagleModel(draft.config, draft.tensors, target.embedding, target.head)
+    return AssembledModels(target, eagle, "pytorch")
+
+
+def _on_native_kernels(
+    loaded: LoadedTarget, draft: LoadedDraft | None, blocks: Mapping[str, GgufBlocks], settings: ModelSettings
+) -> AssembledModels:
+    aux_layer_ids = () if draft is None else draft.config.aux_layer_ids
+    threads = Threads(settings.num_threads)
+    target = NativeLlama.pack(
+        loaded.config, loaded.tensors, settings.quantization, threads, aux_layer_ids=aux_layer_ids, blocks=blocks
+    )
+    if draft is None:
+        return AssembledModels(target, None, "cpu")
+    return AssembledModels(target, NativeEagle.pack(draft.config, draft.tensors, target), "cpu")
