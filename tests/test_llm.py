@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from safetensors.torch import save_file
 
 from aquiline.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from aquiline.errors import (
@@ -21,55 +18,15 @@ from aquiline.errors import (
     UserError,
 )
 from aquiline.llm import LLM, TreeTrace
-from aquiline.models.loading import expected_draft_tensors, expected_target_tensors
-from aquiline.models.model_config import EagleConfig, LlamaConfig
+from aquiline.models.model_config import LlamaConfig
 from aquiline.request import FinishReason, RequestOutput, SamplingParams
 from aquiline.speculation import parse_speculation
-from tests.tiny import random_tensors, tiny_eagle_config, tiny_llama_config
-from tests.tiny_tokenizers import train_byte_level, write_hf_folder
+from tests.checkpoints import write_draft, write_target
+from tests.tiny import tiny_eagle_config, tiny_llama_config
+from tests.tiny_tokenizers import train_byte_level
 
 QUESTION = [{"role": "user", "content": "The eagle flies?"}]
 PARAMS = SamplingParams(temperature=0.9, seed=3, max_tokens=12, ignore_eos=True)
-
-
-def settings_of(config: LlamaConfig) -> dict[str, Any]:
-    """A Hugging Face config.json of a tiny model."""
-    plain = {name: value for name, value in asdict(config).items() if name in ("vocab_size", "hidden_size")}
-    return plain | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_position,
-        "rope_theta": config.rope.theta,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "eos_token_id": 2,
-    }
-
-
-def write_target(folder: Path, config: LlamaConfig) -> Path:
-    write_hf_folder(folder, train_byte_level())
-    (folder / "config.json").write_text(json.dumps(settings_of(config)))
-    save_file(random_tensors(expected_target_tensors(config), seed=0), folder / "model.safetensors")
-    return folder
-
-
-def write_draft(folder: Path, config: EagleConfig) -> Path:
-    folder.mkdir()
-    settings = settings_of(config.layers) | {"draft_vocab_size": config.draft_vocab_size}
-    settings |= {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids), "use_aux_hidden_state": True},
-    }
-    (folder / "config.json").write_text(json.dumps(settings))
-    shapes = {name: s for name, s in expected_draft_tensors(config).items() if name != "draft_to_target_ids"}
-    save_file(random_tensors(shapes, seed=1), folder / "model.safetensors")
-    return folder
 
 
 @pytest.fixture(scope="module")

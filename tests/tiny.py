@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from aquiline.config import AcceptanceRule, CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from aquiline.config import AcceptanceRule, CacheConfig, Dtype, EngineConfig, SchedulerConfig, SpeculativeConfig
 from aquiline.engine.draft import Drafter
 from aquiline.engine.engine import Engine, EngineModels
 from aquiline.engine.inputs import StepLayout
 from aquiline.engine.sampling_inputs import SamplingInputs
 from aquiline.engine.tree import DraftTree
 from aquiline.models.eagle import EagleModel
+from aquiline.models.interfaces import DraftModel, TargetModel
 from aquiline.models.llama import LlamaModel
 from aquiline.models.loading import expected_draft_tensors, expected_target_tensors
 from aquiline.models.model_config import EagleConfig, LlamaConfig, RopeConfig
@@ -115,10 +116,11 @@ class TinySettings:
     prefix_cache: bool = True
     check_consistency: bool = False
     poison: bool = True
+    dtype: Dtype = "float32"
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
-            dtype="float32",
+            dtype=self.dtype,
             cache=CacheConfig(
                 block_size=self.block_size, num_blocks=self.num_blocks, enable_prefix_cache=self.prefix_cache
             ),
@@ -135,14 +137,15 @@ class TinySettings:
 
 def tiny_engine(
     settings: TinySettings | None = None,
-    target: LlamaModel | None = None,
-    draft: EagleModel | None = None,
+    target: TargetModel | None = None,
+    draft: DraftModel | None = None,
     eos_token_ids: Sequence[int] = (EOS,),
 ) -> Engine:
     """A real engine around tiny random models."""
     if target is None:
         target = tiny_target(aux_layer_ids=(0, 1, 3))
     if draft is None:
+        assert isinstance(target, LlamaModel)
         draft = tiny_draft(target)
     models = EngineModels(target, draft, new_decoder, frozenset(eos_token_ids))
     return Engine(models, (settings or TinySettings()).engine_config())
