@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,26 @@ class LLM:
         models = assemble_models(path, draft_path, settings)
         self.backend = models.backend
         eos_token_ids = self.tokenizer.eos_token_ids | frozenset(models.target.config.eos_token_ids)
-        self.engine = Engine(
-            EngineModels(models.target, models.draft, self.tokenizer.new_decoder, eos_token_ids), self.config
-        )
+        self._models = EngineModels(models.target, models.draft, self.tokenizer.new_decoder, eos_token_ids)
+        self.engine = Engine(self._models, self.config)
         self._num_calls = 0
+
+    def reconfigured(self, config: EngineConfig) -> LLM:
+        """The same loaded models behind other settings of the engine.
+
+        Raises:
+            InvalidParameterError: settings that do not fit the models, or that would load them in another way; a tree
+                where no draft was loaded.
+        """
+        for name in ("dtype", "backend", "quantization"):
+            if getattr(config, name) != getattr(self.config, name):
+                raise InvalidParameterError(f"{name} is settled when a model is loaded; load it again to change it")
+        if config.speculative.mode.shape is not None and self._models.draft is None:
+            raise InvalidParameterError("no draft model was loaded; load the model with one to grow trees")
+        other = copy.copy(self)
+        other.config = config
+        other.engine = Engine(self._models, config)
+        return other
 
     def generate(
         self,

@@ -30,6 +30,7 @@ from aquiline.engine.sampling_inputs import SamplingState
 from aquiline.engine.schedule import ScheduledBatch
 from aquiline.engine.scheduler import Scheduler
 from aquiline.engine.sizing import DTYPES, EngineSizes
+from aquiline.engine.stats import PhaseClock
 from aquiline.engine.stream import TextStream
 from aquiline.engine.trace import TreeTrace
 from aquiline.engine.verify import Verified, Verifier
@@ -105,6 +106,7 @@ class Engine:
         self._streams: dict[str, TextStream] = {}
         self._num_added = 0
         self.num_steps = 0
+        self.clock = PhaseClock()
 
     @property
     def has_unfinished(self) -> bool:
@@ -197,6 +199,7 @@ class Engine:
                 states may not agree any more; the other requests go on with the next step.
         """
         started = time.perf_counter()
+        self.clock.start()
         batch = self.scheduler.schedule()
         if not batch.requests:
             return []
@@ -204,17 +207,22 @@ class Engine:
             step = StepLayout.of(batch, batch.tree.num_draft_tokens + 1)
             self._place(batch.preempted, step)
             sampling = self._device.sampling_inputs(step)
+            self.clock.lap("schedule")
             tree = None if self._drafter is None else self._drafter.propose(step, batch.tree, sampling)
+            self.clock.lap("draft")
             verified = self._verifier.run(step, tree)
+            self.clock.lap("verify")
             accepted = None
             if verified.rows is not None:
                 accepted = self._sampler.accept(sampling, verified.tree, verified.rows)
                 self._device.move_accepted(step, accepted)
+            self.clock.lap("sample")
             committed = self._commit(step, verified, accepted)
             traces = self._traces(step, verified, accepted, committed)
             if self.config.check_consistency:
                 self.check_consistency()
             outputs = self._deliver(committed, time.perf_counter() - started)
+            self.clock.lap("commit")
             for trace in traces:
                 if self.on_trace is not None:
                     self.on_trace(trace)

@@ -1,0 +1,90 @@
+"""Plain and speculative decoding of the same prompts, over batch sizes: time per committed token, phase by phase."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aquiline.config import SpeculativeConfig
+from aquiline.llm import LLM, Conversation
+from aquiline.request import RequestOutput, SamplingParams
+from aquiline.speculation import SpeculationMode
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One row of the sweep."""
+
+    batch_size: int
+    mode: SpeculationMode
+
+
+def combinations(batch_sizes: Sequence[int], modes: Sequence[SpeculationMode]) -> list[Combination]:
+    """Every mode at every batch size, batch by batch, so that neighbours meet the machine in the same state."""
+    return [Combination(batch_size, mode) for batch_size in batch_sizes for mode in modes]
+
+
+def measure_offline(
+    llm: LLM,
+    conversations: Sequence[Conversation],
+    params: SamplingParams,
+    sweep: Sequence[Combination],
+    on_row: Callable[[int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Answer all conversations once per combination, each in a fresh engine after a short warm-up.
+
+    Args:
+        on_row: called with the number of finished rows.
+
+    Returns:
+        A row per combination, ready for JSON. `phases_ms` are milliseconds per committed token; what lies between the
+        steps is in `time_per_committed_token_ms` and in no phase.
+    """
+    rows = []
+    for combination in sweep:
+        rows.append(_measure(llm, conversations, params, combination))
+        if on_row is not None:
+            on_row(len(rows))
+    return rows
+
+
+def _measure(
+    llm: LLM, conversations: Sequence[Conversation], params: SamplingParams, combination: Combination
+) -> dict[str, Any]:
+    config = replace(
+        llm.config,
+        speculative=SpeculativeConfig(combination.mode, llm.config.speculative.acceptance),
+        scheduler=replace(llm.config.scheduler, max_num_seqs=combination.batch_size),
+    )
+    llm.reconfigured(config).chat(list(conversations[:1]), replace(params, max_tokens=8, min_tokens=0))
+    measured = llm.reconfigured(config)
+    started = time.perf_counter()
+    outputs = measured.chat(list(conversations), params)
+    seconds = time.perf_counter() - started
+    return {
+        "batch_size": combination.batch_size,
+        "speculate": combination.mode.text,
+        **_figures(outputs, seconds),
+        "phases_ms": _phases(measured, outputs),
+        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+    }
+
+
+def _figures(outputs: Sequence[RequestOutput], seconds: float) -> dict[str, Any]:
+    samples = [sample for output in outputs for sample in output.outputs]
+    num_committed = sum(len(sample.token_ids) for sample in samples)
+    num_steps = sum(sample.speculation.num_verify_steps for sample in samples)
+    return {
+        "num_committed_tokens": num_committed,
+        "tokens_per_second": round(num_committed / seconds, 2),
+        "time_per_committed_token_ms": round(1000.0 * seconds / num_committed, 3),
+        "acceptance_length": round(num_committed / num_steps, 3),
+    }
+
+
+def _phases(llm: LLM, outputs: Sequence[RequestOutput]) -> dict[str, float]:
+    num_committed = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+    return {name: round(1000.0 * spent / num_committed, 3) for name, spent in llm.engine.clock.seconds.items()}

@@ -1,0 +1,130 @@
+"""`aquiline bench offline`: the same prompts with and without speculation, over batch sizes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
+from aquiline.cli.options import (
+    ENGINE_OPTIONS,
+    ENGINE_RECORDS,
+    SAMPLING_OPTIONS,
+    SAMPLING_RECORDS,
+    engine_config,
+    sampling_params,
+)
+from aquiline.cli.output import write
+from aquiline.cli.parser import add_options
+from aquiline.cli.prompts import Prompt, read_prompts
+from aquiline.config import SchedulerConfig
+from aquiline.errors import InvalidParameterError
+from aquiline.request import SamplingParams
+from aquiline.speculation import SpeculationMode, parse_speculation
+
+DESCRIPTION = """Answer the prompts once for every batch size and every --speculate value, and say where the time
+went."""
+SWEPT = {"max_num_seqs", "mode"}
+# A comma separates two values only where another form begins; dynamic: and paths: hold commas of their own.
+BETWEEN_MODES = re.compile(r",(?=off\b|auto\b|chain:|tree:|paths:|dynamic:)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineSettings(ModelChoice):
+    """A checked `aquiline bench offline` command line."""
+
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    batch_sizes: tuple[int, ...]
+    modes: tuple[SpeculationMode, ...]
+    is_json: bool
+
+
+def add_command(kinds: argparse._SubParsersAction[Any]) -> None:
+    """Add `offline` to the measurements."""
+    parser = kinds.add_parser("offline", help="speed over batch sizes and trees", description=DESCRIPTION)
+    source = parser.add_argument_group("model and prompts")
+    add_model_options(source)
+    source.add_argument("--prompts", metavar="FILE", required=True, help="JSONL file, as for generate; - is stdin")
+    sweep = parser.add_argument_group("sweep")
+    sweep.add_argument("--batch-sizes", metavar="N,N", default="1", help="batch sizes, separated by commas (default 1)")
+    sweep.add_argument(
+        "--speculate", metavar="SHAPE,SHAPE", default="off,auto", help="draft trees, off among them (default off,auto)"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object with all rows and provenance")
+    add_options(parser.add_argument_group("sampling"), SAMPLING_OPTIONS, SAMPLING_RECORDS)
+    options = [option for option in ENGINE_OPTIONS if option.field not in SWEPT]
+    add_options(parser.add_argument_group("engine"), options, ENGINE_RECORDS)
+    parser.set_defaults(run=run)
+
+
+def check_arguments(args: argparse.Namespace) -> OfflineSettings:
+    """Turn parsed arguments into settings.
+
+    Raises:
+        UserError: a value outside its range, or prompts that cannot be read.
+    """
+    modes = tuple(parse_speculation(text) for text in BETWEEN_MODES.split(args.speculate))
+    if args.draft == "none" and any(mode.shape is not None for mode in modes):
+        raise InvalidParameterError("--draft none grows no tree; keep a draft, or measure only --speculate off")
+    batch_sizes = tuple(_batch_size(text) for text in args.batch_sizes.split(","))
+    return OfflineSettings(
+        model=args.model,
+        draft=args.draft,
+        config=engine_config(args),
+        num_threads=check_threads(args.threads),
+        prompts=read_prompts([], args.prompts, is_raw=False),
+        params=sampling_params(args),
+        batch_sizes=batch_sizes,
+        modes=modes,
+        is_json=args.json,
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the sweep that `args` describes."""
+    settings = check_arguments(args)
+    llm = open_llm(settings)
+    from aquiline.benchmark.offline import combinations, measure_offline
+    from aquiline.benchmark.provenance import provenance
+
+    sweep = combinations(settings.batch_sizes, settings.modes)
+    conversations = [prompt.messages for prompt in settings.prompts]
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("measuring", total=len(sweep))
+        rows = measure_offline(
+            llm, conversations, settings.params, sweep, lambda num_done: progress.update(task, completed=num_done)
+        )
+    if settings.is_json:
+        result = {"backend": llm.backend, "num_prompts": len(conversations), "rows": rows}
+        write(sys.stdout, json.dumps(result | provenance(sys.argv[1:])) + "\n")
+    else:
+        Console(highlight=False).print(_table(rows))
+
+
+def _batch_size(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise InvalidParameterError(f"--batch-sizes has {text!r}; it must be positive integers, for example 1,4,16")
+    return SchedulerConfig(max_num_seqs=int(text)).max_num_seqs
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table("batch", "speculate", "tokens/s", "ms/token", "acceptance", "MB")
+    for name in rows[0]["phases_ms"]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        figures = [row["tokens_per_second"], row["time_per_committed_token_ms"], row["acceptance_length"]]
+        shown = [f"{figure:.2f}" for figure in (*figures, row["peak_memory_mb"], *row["phases_ms"].values())]
+        table.add_row(str(row["batch_size"]), row["speculate"], *shown)
+    return table
