@@ -9,7 +9,8 @@
 namespace aquiline {
 namespace {
 
-// Rows whose accumulators stay in registers together, beside the weights of a group.
+// Rows whose accumulators stay in registers together, beside the weights of a group. They do so only where the compiler
+// unrolls the loops over rows, which it has to be told.
 constexpr int kMaxRows = 16;
 constexpr int kNumBlocks = kGroupSize / 4;
 constexpr int kVectorBytes = 64;
@@ -60,16 +61,19 @@ void multiply_bfloat16(const PanelProduct& product, int panel, int first_row) {
         product.activations.bfloat16 + static_cast<std::int64_t>(first_row) * product.in_features;
     const std::int64_t row_stride = product.in_features;
     __m512 sums[Rows];
+#pragma GCC unroll 16
     for (int row = 0; row < Rows; ++row) sums[row] = _mm512_setzero_ps();
     for (int pair = 0; pair < product.layout.num_groups; ++pair, weights += kVectorBytes) {
         prefetch_ahead<kVectorBytes>(weights);
         const __m512i raw = _mm512_loadu_si512(weights);
         const auto columns = reinterpret_cast<__m512bh>(raw);
+#pragma GCC unroll 16
         for (int row = 0; row < Rows; ++row) {
             const __m512i both = _mm512_set1_epi32(load_word(inputs + row * row_stride + 2 * pair));
             sums[row] = _mm512_dpbf16_ps(sums[row], columns, reinterpret_cast<__m512bh>(both));
         }
     }
+#pragma GCC unroll 16
     for (int row = 0; row < Rows; ++row) store(product, panel, first_row + row, sums[row]);
 }
 
@@ -78,6 +82,7 @@ void multiply_bfloat16(const PanelProduct& product, int panel, int first_row) {
 template <WeightFormat Format>
 void load_group(const std::uint8_t* weights, __m512i (&blocks)[kNumBlocks]) {
     if constexpr (Format == WeightFormat::q8_0) {
+#pragma GCC unroll 16
         for (int block = 0; block < kNumBlocks; ++block) {
             blocks[block] = _mm512_loadu_si512(weights + block * kVectorBytes);
         }
@@ -111,17 +116,20 @@ void multiply_quantized(const PanelProduct& product, int panel, int first_row) {
     const std::int32_t* const offsets = rows.offsets + first_row * num_groups;
 
     __m512 sums[Rows];
+#pragma GCC unroll 16
     for (int row = 0; row < Rows; ++row) sums[row] = _mm512_setzero_ps();
     for (std::int64_t group = 0; group < num_groups; ++group) {
         __m512i blocks[kNumBlocks];
         prefetch_ahead<kStreamBytes>(weights + group * kStreamBytes);
         load_group<Format>(weights + group * kGroupBytes, blocks);
         const __m512 weight_scale = load_float16(weight_scales + group * 2 * kPanelWidth);
+#pragma GCC unroll 16
         for (int row = 0; row < Rows; ++row) {
             const std::int8_t* const input = inputs + row * row_stride + group * kGroupSize;
             const std::int64_t at = row * num_groups + group;
             __m512i dot =
                 Format == WeightFormat::q4_1 ? _mm512_setzero_si512() : _mm512_set1_epi32(load_word(offsets + at));
+#pragma GCC unroll 16
             for (int block = 0; block < kNumBlocks; ++block) {
                 dot = _mm512_dpbusd_epi32(dot, blocks[block], _mm512_set1_epi32(load_word(input + 4 * block)));
             }
@@ -130,12 +138,14 @@ void multiply_quantized(const PanelProduct& product, int panel, int first_row) {
         }
         if constexpr (Format == WeightFormat::q4_1) {
             const __m512 minimum = load_float16(minima + group * 2 * kPanelWidth);
+#pragma GCC unroll 16
             for (int row = 0; row < Rows; ++row) {
                 const __m512 scaled_sum = _mm512_set1_ps(scaled_sums[row * num_groups + group]);
                 sums[row] = _mm512_fmadd_ps(minimum, scaled_sum, sums[row]);
             }
         }
     }
+#pragma GCC unroll 16
     for (int row = 0; row < Rows; ++row) {
         // A power of two, so nothing is rounded.
         const __m512 sum =
