@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "attention.h"
+#include "lane_functions.h"
+#include "lane_sums.h"
 #include "lanes.h"
 
 namespace aquiline {
@@ -107,13 +109,13 @@ template <int kWidth>
 inline float weigh_chunk(const TileState& state, std::int64_t query, int width, Span span) {
     const float* row = state.queries + query * width;
     const Lanes unseen = broadcast(kMinusInfinity);
-    const IntLanes low = kLaneNumbers, high = kLaneNumbers + kLanes;
+    const IntLanes low = lane_numbers(), high = low + kLanes;
     Lanes first = scores_of<kWidth>(row, state.keys, width / kLanes);
-    first = (low >= span.first) & (low < span.end) ? first : unseen;
+    first = select(is_at_least(low, span.first) & is_below(low, span.end), first, unseen);
     Lanes second = unseen;
     if (span.end > kLanes) {
         second = scores_of<kWidth>(row, state.keys + kLanes * width, width / kLanes);
-        second = (high >= span.first) & (high < span.end) ? second : unseen;
+        second = select(is_at_least(high, span.first) & is_below(high, span.end), second, unseen);
     }
     const float chunk_peak = largest_lane(larger(first, second));
     const float peak = chunk_peak > state.peaks[query] ? chunk_peak : state.peaks[query];

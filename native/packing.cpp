@@ -1,10 +1,7 @@
 // Making panels out of matrices, and reading single rows back.
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "number_formats.h"
 #include "packed_linear.h"
@@ -58,10 +55,12 @@ Group read_gguf_block(WeightFormat format, const std::uint8_t* block) {
     return group;
 }
 
+// Rounded to nearest, ties to even, by the sum with a number so large that its last bit counts ones.
 int rounded_quotient(float number, float divisor, int low, int high) {
+    constexpr float kRounder = 12582912.0f;
     if (divisor == 0.0f) return std::clamp(0, low, high);
-    return static_cast<int>(std::clamp(std::nearbyint(number / divisor), static_cast<float>(low),
-                                       static_cast<float>(high)));
+    const float quotient = std::clamp(number / divisor, static_cast<float>(low), static_cast<float>(high));
+    return static_cast<int>(bits_of(quotient + kRounder) - bits_of(kRounder));
 }
 
 // Scale and minimum are rounded first, so that the numbers are chosen for the scale that will multiply them.

@@ -9,16 +9,28 @@
 namespace aquiline {
 namespace {
 
-// Rows whose accumulators stay in registers together, beside the weights of a group.
-constexpr int kMaxRowsBfloat16 = 24;
-constexpr int kMaxRowsQuantized = 16;
+// Rows whose accumulators stay in registers together, beside the weights of a group. They do so only where the compiler
+// unrolls the loops over rows, which it has to be told.
+constexpr int kMaxRows = 16;
 constexpr int kNumBlocks = kGroupSize / 4;
 constexpr int kVectorBytes = 64;
+
+// The processor's own prefetcher stops at every page, and with many rows there is too much work between two loads for
+// the next ones to start early enough.
+constexpr int kPrefetchDistance = 8192;
 
 std::int32_t load_word(const void* address) {
     std::int32_t word;
     std::memcpy(&word, address, sizeof word);
     return word;
+}
+
+// Fetch the lines that hold `NumBytes` bytes, a stretch of the stream of panels some way ahead.
+template <int NumBytes>
+void prefetch_ahead(const std::uint8_t* stream) {
+    for (int at = 0; at < NumBytes; at += kVectorBytes) {
+        _mm_prefetch(reinterpret_cast<const char*>(stream + kPrefetchDistance + at), _MM_HINT_T0);
+    }
 }
 
 __m512 load_float16(const std::uint8_t* address) {
@@ -49,15 +61,19 @@ void multiply_bfloat16(const PanelProduct& product, int panel, int first_row) {
         product.activations.bfloat16 + static_cast<std::int64_t>(first_row) * product.in_features;
     const std::int64_t row_stride = product.in_features;
     __m512 sums[Rows];
+#pragma GCC unroll 16
     for (int row = 0; row < Rows; ++row) sums[row] = _mm512_setzero_ps();
     for (int pair = 0; pair < product.layout.num_groups; ++pair, weights += kVectorBytes) {
+        prefetch_ahead<kVectorBytes>(weights);
         const __m512i raw = _mm512_loadu_si512(weights);
         const auto columns = reinterpret_cast<__m512bh>(raw);
+#pragma GCC unroll 16
         for (int row = 0; row < Rows; ++row) {
             const __m512i both = _mm512_set1_epi32(load_word(inputs + row * row_stride + 2 * pair));
             sums[row] = _mm512_dpbf16_ps(sums[row], columns, reinterpret_cast<__m512bh>(both));
         }
     }
+#pragma GCC unroll 16
     for (int row = 0; row < Rows; ++row) store(product, panel, first_row + row, sums[row]);
 }
 
@@ -66,6 +82,7 @@ void multiply_bfloat16(const PanelProduct& product, int panel, int first_row) {
 template <WeightFormat Format>
 void load_group(const std::uint8_t* weights, __m512i (&blocks)[kNumBlocks]) {
     if constexpr (Format == WeightFormat::q8_0) {
+#pragma GCC unroll 16
         for (int block = 0; block < kNumBlocks; ++block) {
             blocks[block] = _mm512_loadu_si512(weights + block * kVectorBytes);
         }
@@ -85,6 +102,8 @@ void load_group(const std::uint8_t* weights, __m512i (&blocks)[kNumBlocks]) {
 template <WeightFormat Format, int Rows>
 void multiply_quantized(const PanelProduct& product, int panel, int first_row) {
     constexpr int kGroupBytes = (Format == WeightFormat::q8_0 ? kNumBlocks : kNumBlocks / 2) * kVectorBytes;
+    constexpr int kTables = Format == WeightFormat::q4_1 ? 2 : 1;
+    constexpr int kStreamBytes = kGroupBytes + kTables * 2 * kPanelWidth;  // a group's share of its panel
     const std::uint8_t* const weights = product.panels + panel * product.layout.panel_bytes;
     const std::uint8_t* const weight_scales = weights + product.layout.scales_at;
     const std::uint8_t* const minima = weights + product.layout.minima_at;
@@ -97,16 +116,20 @@ void multiply_quantized(const PanelProduct& product, int panel, int first_row) {
     const std::int32_t* const offsets = rows.offsets + first_row * num_groups;
 
     __m512 sums[Rows];
+#pragma GCC unroll 16
     for (int row = 0; row < Rows; ++row) sums[row] = _mm512_setzero_ps();
     for (std::int64_t group = 0; group < num_groups; ++group) {
         __m512i blocks[kNumBlocks];
+        prefetch_ahead<kStreamBytes>(weights + group * kStreamBytes);
         load_group<Format>(weights + group * kGroupBytes, blocks);
         const __m512 weight_scale = load_float16(weight_scales + group * 2 * kPanelWidth);
+#pragma GCC unroll 16
         for (int row = 0; row < Rows; ++row) {
             const std::int8_t* const input = inputs + row * row_stride + group * kGroupSize;
             const std::int64_t at = row * num_groups + group;
             __m512i dot =
                 Format == WeightFormat::q4_1 ? _mm512_setzero_si512() : _mm512_set1_epi32(load_word(offsets + at));
+#pragma GCC unroll 16
             for (int block = 0; block < kNumBlocks; ++block) {
                 dot = _mm512_dpbusd_epi32(dot, blocks[block], _mm512_set1_epi32(load_word(input + 4 * block)));
             }
@@ -115,12 +138,14 @@ void multiply_quantized(const PanelProduct& product, int panel, int first_row) {
         }
         if constexpr (Format == WeightFormat::q4_1) {
             const __m512 minimum = load_float16(minima + group * 2 * kPanelWidth);
+#pragma GCC unroll 16
             for (int row = 0; row < Rows; ++row) {
                 const __m512 scaled_sum = _mm512_set1_ps(scaled_sums[row * num_groups + group]);
                 sums[row] = _mm512_fmadd_ps(minimum, scaled_sum, sums[row]);
             }
         }
     }
+#pragma GCC unroll 16
     for (int row = 0; row < Rows; ++row) {
         // A power of two, so nothing is rounded.
         const __m512 sum =
@@ -148,7 +173,6 @@ constexpr std::array<Kernel, sizeof...(Index)> make_kernels(std::integer_sequenc
 // Rows are cut into blocks of nearly equal size, each of which reads the panel once more, by then from a cache.
 template <WeightFormat Format>
 void multiply_panels(const PanelProduct& product, int first_panel, int end_panel) {
-    constexpr int kMaxRows = Format == WeightFormat::bf16 ? kMaxRowsBfloat16 : kMaxRowsQuantized;
     static constexpr auto kernels = make_kernels<Format>(std::make_integer_sequence<int, kMaxRows>());
     const int num_blocks = (product.num_rows + kMaxRows - 1) / kMaxRows;
     for (int panel = first_panel; panel < end_panel; ++panel) {

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "lane_functions.h"
+#include "lane_sums.h"
 #include "lanes.h"
 
 namespace aquiline {

@@ -3,30 +3,28 @@
 #pragma once
 
 #include "kernel_table.h"
+#include "lane_functions.h"
 #include "lanes.h"
 
 namespace aquiline {
 namespace {
 
 inline WordLanes mix(WordLanes words) {
-    words ^= words >> 16;
-    words *= 0x21F0AAADu;
-    words ^= words >> 15;
-    words *= 0x735A2D97u;
-    words ^= words >> 15;
-    return words;
+    words = (words ^ (words >> 16)) * 0x21F0AAADu;
+    words = (words ^ (words >> 15)) * 0x735A2D97u;
+    return words ^ (words >> 15);
 }
 
 inline WordLanes random_bits(WordLanes ids, NoiseKey key) { return mix(mix(ids ^ key.first) ^ key.second); }
 
 inline WordLanes ids_from(std::int64_t first_id) {
-    return reinterpret_cast<WordLanes>(kLaneNumbers) + static_cast<std::uint32_t>(first_id);
+    return with_bits_of<WordLanes>(lane_numbers()) + static_cast<std::uint32_t>(first_id);
 }
 
 inline Lanes gumbel_of(WordLanes bits) {
     const Lanes largest = broadcast(1.0f - 0x1p-24f);
-    Lanes uniform = (__builtin_convertvector(bits, Lanes) + 0.5f) * 0x1p-32f;
-    uniform = uniform < largest ? uniform : largest;
+    Lanes uniform = (to_float(bits) + 0.5f) * 0x1p-32f;
+    uniform = smaller(uniform, largest);
     // log1p(-u) as log(w) + d / w, where w = 1 - u as rounded and d is what rounding took away.
     const Lanes rounded = 1.0f - uniform;
     const Lanes lost = (1.0f - rounded) - uniform;
@@ -40,9 +38,9 @@ struct LaneCandidates {
     IntLanes places;
 
     void offer(Lanes values, IntLanes at) {
-        const IntLanes is_better = values > scores;
-        scores = is_better ? values : scores;
-        places = is_better ? at : places;
+        const IntLanes is_better = is_greater(values, scores);
+        scores = select(is_better, values, scores);
+        places = select(is_better, at, places);
     }
 };
 
@@ -61,14 +59,15 @@ inline Candidate best_of(const LaneCandidates& lanes, std::int64_t first_id) {
 template <class Score>
 inline Candidate largest_score(const float* scores, int count, std::int64_t first_id, Score score) {
     const Lanes lowest = broadcast(-__builtin_inff());
-    LaneCandidates lanes{lowest, kLaneNumbers};
+    const IntLanes numbers = lane_numbers();
+    LaneCandidates lanes{lowest, numbers};
     int place = 0;
     for (; place + kLanes <= count; place += kLanes) {
-        lanes.offer(score(load(scores + place), place), kLaneNumbers + place);
+        lanes.offer(score(load(scores + place), place), numbers + place);
     }
     if (place < count) {
         const Lanes values = score(load_first(scores + place, count - place), place);
-        lanes.offer(kLaneNumbers < count - place ? values : lowest, kLaneNumbers + place);
+        lanes.offer(select(is_below(numbers, count - place), values, lowest), numbers + place);
     }
     return best_of(lanes, first_id);
 }

@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     if "cannot import name" in str(error):
         _reason = (
-            "this installation of Aquiline has no native kernels, because it was made without a C++ compiler; "
+            "Aquiline was installed without its native kernels, because no C++ compiler could build them; "
             "install a compiler, then Aquiline again"
         )
     else:
