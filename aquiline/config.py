@@ -111,6 +111,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in get_args(Dtype):
             raise InvalidParameterError(f"dtype is {self.dtype!r}; it must be float32 or bfloat16")
+        parts = (("cache", CacheConfig), ("scheduler", SchedulerConfig), ("speculative", SpeculativeConfig))
+        for name, kind in parts:
+            if not isinstance(getattr(self, name), kind):
+                raise InvalidParameterError(f"{name} is {getattr(self, name)!r}; it must be a {kind.__name__}")
         _true_or_false("check_consistency", self.check_consistency)
         _true_or_false("poison_memory", self.poison_memory)
 
