@@ -123,6 +123,10 @@ class EngineConfig:
             raise InvalidParameterError(f"backend is {self.backend!r}; it must be auto, cpu or pytorch")
         if self.quantization not in get_args(Quantization):
             raise InvalidParameterError(f"quantization is {self.quantization!r}; it must be auto, none, int8 or int4")
+        parts = (("cache", CacheConfig), ("scheduler", SchedulerConfig), ("speculative", SpeculativeConfig))
+        for name, kind in parts:
+            if not isinstance(getattr(self, name), kind):
+                raise InvalidParameterError(f"{name} is {getattr(self, name)!r}; it must be a {kind.__name__}")
         _true_or_false("check_consistency", self.check_consistency)
         _true_or_false("poison_memory", self.poison_memory)
 

@@ -12,11 +12,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-import gguf
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from aquiline.errors import ModelFormatError, UnsupportedFeatureError
+from aquiline.gguf_file import reading_gguf
 from aquiline.token_bytes import SENTENCEPIECE_SPACE
 from aquiline.tokenizer_parts import TokenizerParts, add_token
 
@@ -143,14 +143,11 @@ def read_metadata(path: Path) -> Metadata:
     """The tokenizer metadata of a GGUF file.
 
     Raises:
-        ModelFormatError: the file is cut short, or no GGUF file at all.
+        ModelFormatError: the file is damaged, or no GGUF file at all.
     """
-    try:
-        fields = gguf.GGUFReader(path).fields
+    with reading_gguf(path) as reader:
+        fields = reader.fields
         values = {name: field.contents() for name, field in fields.items() if name.startswith("tokenizer.")}
-    except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelFormatError(f"{path} cannot be read as a GGUF file: {reason}; fetch it again") from error
     return Metadata(path, values)
 
 

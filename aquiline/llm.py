@@ -48,7 +48,9 @@ class LLM:
     def __init__(
         self, model: str = "smollm2-135m", *, draft: str | None = "auto", config: EngineConfig | None = None
     ) -> None:
-        self.config = config or EngineConfig()
+        self.config = EngineConfig() if config is None else config
+        if not isinstance(self.config, EngineConfig):
+            raise InvalidParameterError(f"config is {config!r}; it must be an EngineConfig")
         path = resolve_model(model)
         mode = self.config.speculative.mode
         draft_path = None if mode.is_off else _draft_path(model, draft)

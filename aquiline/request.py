@@ -13,6 +13,7 @@ from aquiline.errors import InvalidParameterError
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
 MAX_COUNT = 2**31 - 1
+MAX_SAMPLES = 1024
 
 
 class FinishReason(enum.StrEnum):
@@ -55,7 +56,7 @@ class SamplingParams:
         ignore_eos: do not stop at the model's end-of-sequence ids.
         skip_special_tokens: leave special tokens out of the text.
         seed: of the keyed noise, in [0, 2**63); None draws a random one, which is reported with the output.
-        n: how many independent outputs to produce; sample i uses noise keyed by (seed, i).
+        n: how many independent outputs to produce, at most 1024; sample i uses noise keyed by (seed, i).
         logprobs: for each output token report its log-probability and those of this many most likely tokens.
         prompt_logprobs: the same for the tokens of the prompt.
 
@@ -109,7 +110,7 @@ class SamplingParams:
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_int("top_k", self.top_k, 0, MAX_COUNT)
         _check_int("min_tokens", self.min_tokens, 0, MAX_COUNT)
-        _check_int("n", self.n, 1, MAX_COUNT)
+        _check_int("n", self.n, 1, MAX_SAMPLES)
         for name, highest in (("seed", MAX_SEED), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 0, highest)

@@ -159,6 +159,8 @@ def parse_speculation(text: str) -> SpeculationMode:
     Raises:
         InvalidParameterError: not one of the forms, or too large.
     """
+    if not isinstance(text, str):
+        raise InvalidParameterError(f"--speculate is {text!r}; it must be {FORMS}")
     if text in ("off", "auto"):
         return SpeculationMode(text)
     kind, _, rest = text.partition(":")

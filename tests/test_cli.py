@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -230,48 +228,6 @@ def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(generate, "open_llm", lambda settings: FakeLLM(KeyboardInterrupt()))
     assert main(["generate", "--prompt", "eagle"]) == 130
     assert capsys.readouterr().err == ""
-
-
-PROGRAM = """
-import sys
-from aquiline.cli import generate, main
-from tests.fake_llm import FakeLLM
-generate.open_llm = lambda settings: FakeLLM()
-status = main(["generate", "--prompt", "an eagle"])
-assert "torch" not in sys.modules, "torch was imported before it was needed"
-sys.exit(status)
-"""
-
-
-def run_program(stdout: Any, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a generation with the fake engine in a process of its own, its standard output sent to `stdout`."""
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[1],
-        env=os.environ | environment,
-    )
-
-
-def test_a_closed_pipe_is_quiet() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as stream:
-        result = run_program(stream)
-    assert (result.returncode, result.stderr) == (141, "")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_disk_is_one_line_and_status_2() -> None:
-    with open("/dev/full", "w") as stream:
-        result = run_program(stream)
-    reason = os.strerror(errno.ENOSPC)
-    assert result.returncode == 2
-    assert result.stderr.startswith(f"aquiline: error: the output cannot be written: {reason}; ")
-    assert result.stderr.count("\n") == 1
 
 
 def test_help_and_version_need_no_torch() -> None:

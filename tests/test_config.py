@@ -79,6 +79,19 @@ def test_unknown_words_are_refused() -> None:
         EngineConfig(dtype="float16")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [None, {}, EngineConfig()], ids=["None", "dict", "another"])
+@pytest.mark.parametrize("name", ["cache", "scheduler", "speculative"])
+def test_parts_are_what_they_are_called(name: str, value: object) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{name} is .*; it must be a {name.capitalize()}Config$"):
+        EngineConfig(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [None, 4, b"off", ["chain:4"]])
+def test_a_shape_is_parsed_from_text(value: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"--speculate is .*; it must be off, auto"):
+        parse_speculation(value)
+
+
 def test_a_shape_is_parsed_before_it_becomes_a_setting() -> None:
     with pytest.raises(InvalidParameterError, match="mode is 'chain:4'; use parse_speculation"):
         SpeculativeConfig(mode="chain:4")  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, SAMPLING_OPTION
 from aquiline.cli.parser import record_defaults
 from aquiline.config import EngineConfig
 from tests.quickstart_model import IS_ON_DISK, PULL_IT
-from tests.source_tree import ROOT
+from tests.source_tree import PACKAGE, ROOT, source_files
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SETTINGS = (ROOT / "docs" / "settings.md").read_text()
@@ -80,6 +80,14 @@ def test_shown_commands_run(command: str, workplace: Path, capsys: pytest.Captur
 def test_shown_python_runs(block: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(block, "document", "exec"), {"__name__": "document"})
     assert capsys.readouterr().out
+
+
+def test_identifiers_of_the_glossary_are_in_the_code() -> None:
+    words = re.findall(r"^\| ([^|]*) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    code = "\n".join(module.text for module in source_files(PACKAGE))
+    named = [name for word in words for name in re.findall(r"`([^`]+)`", word)]
+    assert len(named) > 20
+    assert [name for name in named if not re.search(rf"\b{name}\b", code)] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

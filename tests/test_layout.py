@@ -44,6 +44,7 @@ PUBLIC_NAMES = {
 # A module may import its own layer and the layers named beside it. Everything may import the records.
 RECORDS = {"errors", "config", "request", "speculation"}
 LAYERS = {
+    "files": {"gguf_file"},
     "text": {"tokenizer", "hf_tokenizer", "gguf_tokenizer", "tokenizer_parts", "chat_template", "token_bytes"},
     "store": {"model_store", "shipped_drafts"},
     "kernels": {"kernels"},
@@ -57,10 +58,11 @@ LAYERS = {
 }
 BELOW: dict[str, set[str]] = {
     "records": set(),
-    "text": {"records"},
+    "files": {"records"},
+    "text": {"records", "files"},
     "store": {"records"},
     "kernels": {"records"},
-    "models": {"records", "kernels"},
+    "models": {"records", "files", "kernels"},
     "engine": {"records", "text", "kernels", "models"},
     "llm": {"records", "text", "store", "kernels", "models", "engine"},
     "training": {"records", "text", "store", "kernels", "models", "engine", "llm"},

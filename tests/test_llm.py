@@ -167,6 +167,12 @@ def test_a_tree_without_a_draft_is_refused(folder: Path) -> None:
         open_llm(folder, "chain:2", None)
 
 
+@pytest.mark.parametrize("config", [{}, {"dtype": "float32"}, SchedulerConfig()], ids=["empty", "dict", "a part"])
+def test_settings_of_another_kind_are_refused(folder: Path, config: Any) -> None:
+    with pytest.raises(InvalidParameterError, match="it must be an EngineConfig"):
+        LLM(str(folder / "target"), draft=None, config=config)
+
+
 def test_unknown_models_are_refused() -> None:
     with pytest.raises(ModelNotFoundError):
         LLM("no/such/folder/anywhere")

@@ -14,8 +14,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
+from typing import TextIO
 
 from aquiline.cli import bench, generate, pull
+from aquiline.cli.output import written
 from aquiline.cli.parser import LineParser
 from aquiline.errors import UserError
 
@@ -40,18 +42,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (the process's own when None) and return its exit status."""
     try:
         args = build_parser().parse_args(argv)
+        require_output()
         args.run(args)
-        flush_output()
+        with written():
+            sys.stdout.flush()
     except UserError as error:
-        discard_output()
+        discard_unwritten(sys.stdout)
         report(f"error: {error}")
         return EXIT_USER_ERROR
     except BrokenPipeError:
-        discard_output()
+        discard_unwritten(sys.stdout)
         return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
+        discard_unwritten(sys.stdout)
         return EXIT_INTERRUPTED
     except Exception as error:
+        discard_unwritten(sys.stdout)
         if os.environ.get("AQUILINE_DEBUG") == "1":
             traceback.print_exc()
         report(f"internal error: {type(error).__name__}: {error}; set AQUILINE_DEBUG=1 to see where, and report it")
@@ -68,28 +74,26 @@ def package_version() -> str:
 
 
 def report(message: str) -> None:
-    """Print `message` as exactly one line on standard error."""
-    print(f"aquiline: {' '.join(message.split())}", file=sys.stderr)
-
-
-def flush_output() -> None:
-    """Write out what is still buffered.
-
-    Raises:
-        UserError: standard output cannot take it, for example because the disk is full.
-        BrokenPipeError: nobody reads standard output any more.
-    """
+    """Print `message` as exactly one line on standard error, where there is one that takes it."""
+    if sys.stderr is None:  # `print` would fall back on standard output, where only answers belong
+        return
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise UserError(f"the output cannot be written: {error.strerror}; free some space or write elsewhere") from None
-
-
-def discard_output() -> None:
-    """Send what standard output still buffers nowhere, so that the interpreter's own last flush cannot fail again."""
-    try:
-        sys.stdout.flush()
+        print(f"aquiline: {' '.join(message.split())}", file=sys.stderr)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_unwritten(sys.stderr)
+
+
+def require_output() -> None:
+    """Raise UserError when standard output was closed before this program began."""
+    if sys.stdout is None:
+        raise UserError("standard output is closed; leave it open, or send it to a file")
+
+
+def discard_unwritten(stream: TextIO | None) -> None:
+    """Send what `stream` still buffers nowhere if it cannot be written: the interpreter's own last flush would fail."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
+        assert stream is not None
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -22,7 +22,7 @@ from aquiline.cli.options import (
     engine_config,
     sampling_params,
 )
-from aquiline.cli.output import write
+from aquiline.cli.output import draw, write
 from aquiline.cli.parser import add_options
 from aquiline.cli.prompts import Prompt, read_prompts
 from aquiline.errors import InvalidParameterError
@@ -94,7 +94,7 @@ def run_acceptance(args: argparse.Namespace) -> None:
     if settings.is_json:
         write(sys.stdout, json.dumps(figures | provenance(sys.argv[1:])) + "\n")
     else:
-        Console(highlight=False).print(_table(figures))
+        draw(Console(highlight=False), _table(figures))
 
 
 def _table(figures: dict[str, Any]) -> Table:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
+from aquiline.cli.output import draw
 from aquiline.engine.trace import TreeTrace
 
 VISIBLE_WHITESPACE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
@@ -25,9 +26,9 @@ class StepView:
 
     def show(self, trace: TreeTrace) -> None:
         """Print the tree of `trace`: `✓` marks the accepted path, `★` the bonus token."""
-        self._console.print(self.draw(trace))
+        draw(self._console, self.draw(trace))
         committed = self._decode(trace.committed_token_ids).translate(VISIBLE_WHITESPACE)
-        self._console.print(Text(f"committed: {committed}\n"), soft_wrap=True)
+        draw(self._console, Text(f"committed: {committed}\n"), is_wrapped=False)
 
     def draw(self, trace: TreeTrace) -> Tree:
         """The tree of `trace`, the root first, siblings in the draft's order.

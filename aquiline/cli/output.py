@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol, TextIO
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any, Protocol, TextIO
+
+from rich.console import Console, RenderableType
 
 from aquiline.errors import UserError
 from aquiline.request import CompletionOutput, RequestOutput, TokenLogprob
@@ -164,21 +167,43 @@ def figures(outputs: Sequence[RequestOutput], elapsed_seconds: float) -> str:
     )
 
 
-def write(stream: TextIO, text: str) -> None:
-    """Write `text` at once; characters that the stream's encoding lacks become question marks.
+@contextmanager
+def written() -> Iterator[None]:
+    """Turn failures to write the output into one line.
 
     Raises:
         UserError: the stream cannot take it, for example because the disk is full.
         BrokenPipeError: nobody reads the stream any more.
     """
-    encoding = stream.encoding or "utf-8"
     try:
-        stream.write(text.encode(encoding, "replace").decode(encoding))
-        stream.flush()
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
         raise UserError(f"the output cannot be written: {error.strerror}; free some space or write elsewhere") from None
+
+
+def write(stream: IO[str], text: str) -> None:
+    """Write `text` at once; characters that the stream's encoding lacks become question marks.
+
+    Raises:
+        UserError, BrokenPipeError: as `written` does.
+    """
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    with written():
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.flush()
+
+
+def draw(console: Console, drawing: RenderableType, is_wrapped: bool = True) -> None:
+    """Write a drawing of rich's as `write` writes text; rich itself would leave the program when a pipe is closed.
+
+    Raises:
+        UserError, BrokenPipeError: as `written` does.
+    """
+    with written(), console.capture() as captured:
+        console.print(drawing, soft_wrap=not is_wrapped)
+    write(console.file, captured.get())
 
 
 def _is_utf8(stream: TextIO) -> bool:

@@ -51,6 +51,8 @@ def read_prompts(texts: Sequence[str], file_name: str | None, is_raw: bool) -> t
 
 def _read_file(file_name: str, is_raw: bool) -> list[Prompt]:
     shown = "standard input" if file_name == STANDARD_INPUT else file_name
+    if file_name == STANDARD_INPUT and sys.stdin is None:
+        raise PromptError("standard input is closed; --prompts takes a JSONL file or -")
     try:
         content = sys.stdin.buffer.read() if file_name == STANDARD_INPUT else Path(file_name).read_bytes()
     except OSError as error:

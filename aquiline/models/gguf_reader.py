@@ -23,6 +23,7 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from aquiline.errors import ModelFormatError, UnsupportedFeatureError
+from aquiline.gguf_file import reading_gguf
 from aquiline.models.gguf_blocks import KEPT_TYPES, GgufBlocks
 from aquiline.models.gguf_config import ARCHITECTURE, TOKENS, GgufLayout, check_architecture, read_gguf_config
 from aquiline.models.model_config import LlamaConfig
@@ -53,20 +54,6 @@ STORAGE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "
 
 # Numbers that are dequantised to float32 at once.
 CHUNK_SIZE = 2**24
-
-
-class _StrictReader(gguf.GGUFReader):
-    """A reader that stops where the file does, instead of handing out fewer numbers than asked for."""
-
-    data: Any
-
-    def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **kwargs: Any) -> Any:
-        # A slice of a memmap costs many times what a slice of a plain array over the same bytes costs.
-        self.data = self.data.view(np.ndarray)
-        numbers = super()._get(offset, dtype, count, *args, **kwargs)
-        if len(numbers) < int(count):
-            raise ValueError(f"it ends before byte {int(offset) + int(count)}")
-        return numbers
 
 
 def read_gguf(path: Path, dtype: torch.dtype) -> tuple[LlamaConfig, dict[str, Tensor]]:
@@ -138,21 +125,12 @@ def unpermute(tensor: Tensor, num_heads: int) -> Tensor:
 
 def _open(path: Path) -> tuple[gguf.GGUFReader, dict[str, Any]]:
     """The file's directory of tensors, and its metadata without the tokenizer's lists."""
-    try:
-        with np.errstate(all="ignore"):
-            reader = _StrictReader(path)
-            metadata = {
-                name: _field_value(field)
-                for name, field in reader.fields.items()
-                if not name.startswith("tokenizer.") or name.endswith("_id")
-            }
-    except OSError as error:
-        raise ModelFormatError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, LookupError, OverflowError, TypeError, MemoryError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ModelFormatError(f"{path} is damaged or not a GGUF file ({reason}); fetch it again") from None
-    if reader.byte_order != "I":
-        raise ModelFormatError(f"{path} has the byte order of another kind of machine; convert it for this one")
+    with reading_gguf(path) as reader:
+        metadata = {
+            name: _field_value(field)
+            for name, field in reader.fields.items()
+            if not name.startswith("tokenizer.") or name.endswith("_id")
+        }
     return reader, metadata
 
 

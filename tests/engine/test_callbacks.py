@@ -1,9 +1,10 @@
-"""What a trace callback may do to the engine, and what `add_request` refuses before anything changes."""
+"""What a trace callback may do to the engine, what `add_request` refuses before anything changes, and step times."""
 
 from __future__ import annotations
 
 import pytest
 
+from aquiline.engine.engine import Engine
 from aquiline.engine.sampling_inputs import DenseRowPool
 from aquiline.engine.trace import TreeTrace
 from aquiline.errors import InvalidParameterError, PromptError
@@ -105,3 +106,37 @@ def test_memory_that_runs_out_while_a_row_is_set_up_leaves_nothing_behind(
         with pytest.raises(MemoryError):
             engine.step()
     assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("mode", ["off", "chain:3"])
+def test_step_seconds_are_those_of_the_steps_a_request_took_part_in(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """The clock ticks once per reading, so a step lasts one second; callbacks, which last a thousand, do not count."""
+    now = 0.0
+
+    def tick() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
+    def on_trace(_: TreeTrace) -> None:
+        nonlocal now
+        now += 1000.0
+
+    monkeypatch.setattr("aquiline.engine.engine.time.perf_counter", tick)
+    engine = make_engine(TinySettings(mode, max_num_batched_tokens=8, max_num_seqs=2))
+    engine.on_trace = on_trace
+    for index, length in enumerate((5, 20)):
+        engine.add_request(str(index), random_prompt(length), GREEDY)
+    num_steps = {"0": 0, "1": 0}
+
+    def count(engine: Engine) -> None:
+        for request in engine.scheduler.running:
+            num_steps[request.request_id] += 1
+
+    outputs = finish_all(engine, count)
+    for request_id, output in outputs.items():
+        figures = output.outputs[0].speculation
+        # The step that ended the request is not among those after which it still ran.
+        assert figures.step_seconds == num_steps[request_id] + 1
+        assert figures.time_per_committed_token_ms == 1000.0 * figures.step_seconds / len(output.outputs[0].token_ids)
+    assert outputs["1"].outputs[0].speculation.step_seconds > outputs["1"].outputs[0].speculation.num_verify_steps
