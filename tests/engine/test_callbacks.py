@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from aquiline.engine.engine import Engine
+from aquiline.engine.inputs import StepLayout
 from aquiline.engine.sampling_inputs import DenseRowPool
 from aquiline.engine.trace import TreeTrace
+from aquiline.engine.tree import DraftTree
+from aquiline.engine.verify import Verified, Verifier
 from aquiline.errors import InvalidParameterError, PromptError
 from aquiline.request import FinishReason, SamplingParams
 from tests.engine.workloads import Job, answers, assert_nothing_left, make_engine, plain_answers, random_prompt
@@ -110,19 +113,21 @@ def test_memory_that_runs_out_while_a_row_is_set_up_leaves_nothing_behind(
 
 @pytest.mark.parametrize("mode", ["off", "chain:3"])
 def test_step_seconds_are_those_of_the_steps_a_request_took_part_in(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    """The clock ticks once per reading, so a step lasts one second; callbacks, which last a thousand, do not count."""
+    """A forward lasts one second and a callback a thousand, which do not count."""
     now = 0.0
-
-    def tick() -> float:
-        nonlocal now
-        now += 1.0
-        return now
 
     def on_trace(_: TreeTrace) -> None:
         nonlocal now
         now += 1000.0
 
-    monkeypatch.setattr("aquiline.engine.engine.time.perf_counter", tick)
+    def run(verifier: Verifier, step: StepLayout, tree: DraftTree | None) -> Verified:
+        nonlocal now
+        now += 1.0
+        return forward(verifier, step, tree)
+
+    forward = Verifier.run
+    monkeypatch.setattr(Verifier, "run", run)
+    monkeypatch.setattr("aquiline.engine.engine.time.perf_counter", lambda: now)
     engine = make_engine(TinySettings(mode, max_num_batched_tokens=8, max_num_seqs=2))
     engine.on_trace = on_trace
     for index, length in enumerate((5, 20)):
