@@ -98,7 +98,9 @@ inline Lanes scores_of(const float* query, const float* keys, int num_lanes) {
     for (int position = 0; position < kLanes; ++position) {
         const float* key = keys + position * count * kLanes;
         Lanes product = load(query) * load(key);
-        for (int i = 1; i < count; ++i) product = multiply_add(load(query + i * kLanes), load(key + i * kLanes), product);
+        for (int i = 1; i < count; ++i) {
+            product = multiply_add(load(query + i * kLanes), load(key + i * kLanes), product);
+        }
         products[position] = product;
     }
     return sums_of_each(products);

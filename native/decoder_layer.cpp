@@ -96,8 +96,9 @@ void DecoderLayer::rotate_and_store(const LayerContext& context, const KVMemory&
     const float* keys = projected + static_cast<std::int64_t>(heads.num_heads) * heads.head_dim;
     const std::int64_t place = step.slots[row] * kv_width;
     if (memory.is_bfloat16) {
-        context.kernels.round_to_bfloat16(keys, kv_width, static_cast<std::uint16_t*>(memory.keys) + place);
-        context.kernels.round_to_bfloat16(keys + kv_width, kv_width, static_cast<std::uint16_t*>(memory.values) + place);
+        const auto round = context.kernels.round_to_bfloat16;
+        round(keys, kv_width, static_cast<std::uint16_t*>(memory.keys) + place);
+        round(keys + kv_width, kv_width, static_cast<std::uint16_t*>(memory.values) + place);
     } else {
         std::copy_n(keys, kv_width, static_cast<float*>(memory.keys) + place);
         std::copy_n(keys + kv_width, kv_width, static_cast<float*>(memory.values) + place);

@@ -1,7 +1,7 @@
 // The kernels of one instruction set.
 //
-// kernels_portable.cpp, kernels_avx2.cpp and kernels_avx512.cpp compile the same code with different flags. The portable
-// one has no fused multiply-add, so it differs from the others in the last places.
+// kernels_portable.cpp, kernels_avx2.cpp and kernels_avx512.cpp compile the same code with different flags. The
+// portable one has no fused multiply-add, so it differs from the others in the last places.
 #pragma once
 
 #include <cstdint>

@@ -52,8 +52,8 @@ inline float largest_lane(const Lanes& value) {
 }
 
 #if defined(__AVX512F__)
-// Lane i of the result is the sum of the lanes of values[i], in the order of `sum_of_lanes`: sixteen dot products end in
-// a quarter of the shuffles that sixteen such calls need. Each stage adds halves, quarters, ... of two vectors.
+// Lane i of the result is the sum of the lanes of values[i], in the order of `sum_of_lanes`: sixteen dot products end
+// in a quarter of the shuffles that sixteen such calls need. Each stage adds halves, quarters, ... of two vectors.
 inline Lanes sums_of_each(Lanes (&values)[kLanes]) {
     FloatPart parts[kLanes];
     for (int i = 0; i < kLanes; ++i) parts[i] = values[i].parts[0];

@@ -35,7 +35,8 @@ void rotate_heads(Address heads, Address cosines, Address sines, int num_rows, i
     float* head = pointer<float>(heads);
     for (std::int64_t row = 0; row < num_rows; ++row) {
         for (int i = 0; i < num_heads; ++i, head += 2 * half) {
-            table.rotate(head, pointer<const float>(cosines) + row * half, pointer<const float>(sines) + row * half, half);
+            const std::int64_t angle = row * half;
+            table.rotate(head, pointer<const float>(cosines) + angle, pointer<const float>(sines) + angle, half);
         }
     }
 }

@@ -25,7 +25,8 @@ void draw_tokens(ThreadPool& threads, const KernelTable& kernels, const float* s
         if (keys == nullptr || (is_greedy != nullptr && is_greedy[row])) {
             candidates[static_cast<std::size_t>(task)] = kernels.largest(part, count, first);
         } else {
-            const NoiseKey key{static_cast<std::uint32_t>(keys[2 * row]), static_cast<std::uint32_t>(keys[2 * row + 1])};
+            const std::int64_t* words = keys + 2 * row;
+            const NoiseKey key{static_cast<std::uint32_t>(words[0]), static_cast<std::uint32_t>(words[1])};
             candidates[static_cast<std::size_t>(task)] = kernels.largest_with_noise(part, count, first, key);
         }
     });

@@ -41,8 +41,8 @@ struct StepRows {
 
 // What every row of the groups sees, in row order.
 //
-// Throws std::out_of_range if a length does not fit its table, if a slot that a row sees is not below `num_slots`, or if
-// the groups do not hold `num_rows` rows.
+// Throws std::out_of_range if a length does not fit its table, if a slot that a row sees is not below `num_slots`, or
+// if the groups do not hold `num_rows` rows.
 std::vector<AttentionRow> spread_groups(const std::vector<AttentionGroupArrays>& groups, int num_rows,
                                         int first_position, std::int64_t num_slots);
 
