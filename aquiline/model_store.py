@@ -118,7 +118,7 @@ def resolve_model(name: str, on_progress: ProgressCallback | None = None) -> Pat
 
     Raises:
         ModelNotFoundError: nothing under that name.
-        ModelFormatError: a file that is not a GGUF file.
+        ModelFormatError: a file that is not a GGUF file, or that cannot be read.
         DownloadError: it could not be fetched or stored.
     """
     if name in KNOWN_MODELS:
@@ -134,7 +134,7 @@ def resolve_model(name: str, on_progress: ProgressCallback | None = None) -> Pat
         if name and path.exists():
             return _checked_file(path)
     except OSError as error:
-        raise ModelNotFoundError(f"{path} cannot be read ({error.strerror or error})") from error
+        raise ModelFormatError(f"{path} cannot be read ({error.strerror or error})") from error
     if HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
         return _from_hub(name)
     raise ModelNotFoundError(f"no model {name!r}; {_accepted()}")

@@ -316,14 +316,14 @@ def test_unknown_names_cannot_be_pulled(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "raised", "reason"),
     [
-        pytest.param("/" + "a" * 5000, "cannot be read", id="too-long"),
-        pytest.param("~no-such-user/model", "no model '~no-such-user/model'", id="no-such-user"),
+        pytest.param("/" + "a" * 5000, ModelFormatError, "cannot be read", id="too-long"),
+        pytest.param("~no-such-user/model", ModelNotFoundError, "no model '~no-such-user/model'", id="no-such-user"),
     ],
 )
-def test_paths_that_cannot_be_are_not_found(home: Path, name: str, reason: str) -> None:
-    with pytest.raises(ModelNotFoundError, match=reason):
+def test_paths_that_cannot_be_are_one_line(home: Path, name: str, raised: type[Exception], reason: str) -> None:
+    with pytest.raises(raised, match=reason):
         resolve_model(name)
 
 
@@ -335,7 +335,7 @@ def test_what_may_not_be_read_is_one_line(home: Path, tmp_path: Path, monkeypatc
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, "stat", refuse)
-    with pytest.raises(ModelNotFoundError, match=r"m\.gguf cannot be read \(Permission denied\)"):
+    with pytest.raises(ModelFormatError, match=r"m\.gguf cannot be read \(Permission denied\)"):
         resolve_model(str(tmp_path / "m.gguf"))
     with pytest.raises(DownloadError, match=r"\(Permission denied\); set AQUILINE_HOME"):
         resolve_model("tiny")
