@@ -47,17 +47,18 @@ class ChatTemplate:
             PromptError: malformed messages, or the template refuses them.
             ModelFormatError: the template itself is not valid.
         """
-        checked = check_messages(messages)
+        checked, template = check_messages(messages), self._template
         try:
-            return self._template.render(
+            return template.render(
                 messages=checked,
                 add_generation_prompt=add_generation_prompt,
                 tools=None,
                 documents=None,
                 **self._named_tokens,
             )
-        # Whatever a template trips over (a refusal, a missing field, a wrong type) is about these messages.
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        # A template is a program. Whatever it trips over (a refusal, a missing field, endless recursion) is about these
+        # messages.
+        except Exception as error:
             raise PromptError(f"the chat template refuses these messages: {_one_line(error)}") from error
 
     @cached_property
@@ -69,7 +70,8 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         try:
             return environment.from_string(self._text)
-        except jinja2.TemplateError as error:
+        # Templates become Python code, whose compiler has limits and errors of its own.
+        except Exception as error:
             raise ModelFormatError(f"{self._source}: the chat template is not valid: {_one_line(error)}") from error
 
 

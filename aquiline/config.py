@@ -12,6 +12,7 @@ Dtype = Literal["float32", "bfloat16"]
 AcceptanceRule = Literal["keyed", "multi_round"]
 Backend = Literal["auto", "cpu", "pytorch"]
 Quantization = Literal["auto", "none", "int8", "int4"]
+MAX_CACHE_GB = 2**20
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,10 @@ class CacheConfig:
             _at_least("num_blocks", self.num_blocks, 1)
         if self.kv_cache_gb is not None:
             is_number = isinstance(self.kv_cache_gb, int | float) and not isinstance(self.kv_cache_gb, bool)
-            if not is_number or not 0 < self.kv_cache_gb < float("inf"):
-                raise InvalidParameterError(f"kv_cache_gb is {self.kv_cache_gb!r}; it must be a positive number of GiB")
+            if not is_number or not 0 < self.kv_cache_gb <= MAX_CACHE_GB:
+                raise InvalidParameterError(
+                    f"kv_cache_gb is {self.kv_cache_gb!r}; it must be a positive number of GiB, at most {MAX_CACHE_GB}"
+                )
         if self.num_blocks is not None and self.kv_cache_gb is not None:
             raise InvalidParameterError("num_blocks and kv_cache_gb are both set; set only one of them")
         _true_or_false("enable_prefix_cache", self.enable_prefix_cache)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from aquiline.errors import ModelFormatError
+from aquiline.errors import ModelFormatError, UnsupportedFeatureError
 from aquiline.tokenizer_parts import TokenizerParts, add_token
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def read_hf_tokenizer(folder: Path) -> TokenizerParts:
@@ -22,11 +25,12 @@ def read_hf_tokenizer(folder: Path) -> TokenizerParts:
 
     Raises:
         ModelFormatError: a file is missing, damaged, or contradicts another.
+        UnsupportedFeatureError: a tokenizer that gives one text different tokens each time.
     """
     backend = _read_backend(folder)
     config = _read_json(folder / "tokenizer_config.json")
-    named_tokens = _named_tokens(_read_json(folder / "special_tokens_map.json") | config)
-    for token, token_id in _configured_tokens(config, named_tokens, backend):
+    named_tokens = _named_tokens(_read_json(folder / "special_tokens_map.json") | config, folder)
+    for token, token_id in _configured_tokens(config, named_tokens, backend, folder):
         add_token(backend, token, token_id, folder)
     end_ids = {
         token_id
@@ -55,25 +59,32 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:
-        # The tokenizers package knows no exception more special than this one.
-        if type(error) is Exception:
+    except BaseException as error:
+        # The tokenizers package knows no exception more special than Exception, and where it panics, one outside of it.
+        if type(error) is Exception or type(error).__name__ == "PanicException":
             raise ModelFormatError(f"{path} is damaged or not a tokenizer: {_one_line(error)}") from error
         raise
+    dropout = getattr(backend.model, "dropout", None)
+    if dropout:
+        raise UnsupportedFeatureError(
+            f"{path}: the model drops merges at random (dropout {dropout:g}), as in training; set dropout to null"
+        )
     backend.no_truncation()
     backend.no_padding()
     return backend
 
 
 def _configured_tokens(
-    config: Mapping[str, Any], named_tokens: Mapping[str, str], backend: tokenizers.Tokenizer
+    config: Mapping[str, Any], named_tokens: Mapping[str, str], backend: tokenizers.Tokenizer, folder: Path
 ) -> Iterator[tuple[tokenizers.AddedToken, int]]:
     """Added tokens that only `tokenizer_config.json` knows, and named tokens not yet marked special."""
     known = backend.get_added_tokens_decoder()
-    for text_id, fields in config.get("added_tokens_decoder", {}).items():
+    added = config.get("added_tokens_decoder") or {}
+    if not isinstance(added, dict) or not all(map(_is_token_id, added)):
+        raise ModelFormatError(f"{folder}: added_tokens_decoder must map token ids to their settings")
+    for text_id, fields in added.items():
         if int(text_id) not in known:
-            flags = {name: fields[name] for name in ("single_word", "lstrip", "rstrip", "normalized") if name in fields}
-            yield tokenizers.AddedToken(fields["content"], special=fields.get("special", False), **flags), int(text_id)
+            yield _added_token(text_id, fields, folder), int(text_id)
     known = backend.get_added_tokens_decoder()
     special = {token.content for token in known.values() if token.special}
     for content in named_tokens.values():
@@ -82,14 +93,34 @@ def _configured_tokens(
             yield tokenizers.AddedToken(content, special=True, normalized=False), token_id
 
 
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Each is written as its text, or as an object whose `content` is the text."""
+def _is_token_id(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,10}", text) is not None
+
+
+def _added_token(text_id: str, fields: object, folder: Path) -> tokenizers.AddedToken:
+    if not isinstance(fields, dict) or not isinstance(fields.get("content"), str):
+        raise ModelFormatError(
+            f"{folder}: added_tokens_decoder has no content for the token {text_id}; it must be text"
+        )
+    flags = {name: fields[name] for name in TOKEN_FLAGS if name in fields}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ModelFormatError(f"{folder}: {name} of the token {text_id} is {value!r}; it must be true or false")
+    return tokenizers.AddedToken(fields["content"], **flags)
+
+
+def _named_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Each is written as its text, or as an object whose `content` is the text; null stands for none."""
     named = {}
     for name in NAMED_TOKENS:
         value = config.get(name)
         content = value.get("content") if isinstance(value, Mapping) else value
         if isinstance(content, str):
             named[name] = content
+        elif value is not None:
+            raise ModelFormatError(
+                f"{folder}: {name} is {reprlib.repr(value)}; it must be text, or have text as content"
+            )
     return named
 
 
@@ -104,8 +135,9 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     template = config.get("chat_template")
     if template is None:
         template = _read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):
+        named = [entry.get("template", entry) for entry in template if entry.get("name") == "default"]
+        template = named[-1] if named else None
     if template is not None and not isinstance(template, str):
         raise ModelFormatError(f"{folder}: the chat template is {type(template).__name__}; it must be text")
     return template
@@ -133,12 +165,12 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFormatError(f"{path} cannot be read: {_one_line(error)}") from error
     if not isinstance(content, dict):
         raise ModelFormatError(f"{path} holds a {type(content).__name__}; it must hold a JSON object")
     return content
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())

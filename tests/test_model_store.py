@@ -128,7 +128,12 @@ def test_progress_runs_to_the_end_of_each_phase(home: Path, monkeypatch: pytest.
     ("output", "message"),
     [
         pytest.param("python: No module named pip", "has no pip .* run `python -m ensurepip`", id="no-pip"),
-        pytest.param("ERROR: [Errno 28] No space left on device", "disk is full.* free", id="disk-full"),
+        pytest.param("ERROR: [Errno 28] No space left on device", "no room on the disk for .* free", id="disk-full"),
+        pytest.param(
+            "in urllib3/connection.py\nOSError: [Errno 27] File too large",
+            "no room on the disk for .* free",
+            id="limit",
+        ),
         pytest.param(
             "WARNING: Retrying after connection broken by 'NewConnectionError'\n"
             "ERROR: No matching distribution found for tiny-model==1.0",
@@ -265,6 +270,7 @@ def test_many_pulls_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
     [
         pytest.param({"AQUILINE_HOME": "/a/b", "XDG_CACHE_HOME": "/c"}, "/a/b", id="own"),
         pytest.param({"AQUILINE_HOME": "~/models"}, "/home/user/models", id="own-in-home"),
+        pytest.param({"AQUILINE_HOME": "~no-such-user/a"}, str(Path("~no-such-user/a").absolute()), id="no-such-user"),
         pytest.param({"AQUILINE_HOME": "", "XDG_CACHE_HOME": "/c"}, "/c/aquiline", id="xdg"),
         pytest.param({"XDG_CACHE_HOME": "relative"}, "/home/user/.cache/aquiline", id="xdg-relative"),
         pytest.param({}, "/home/user/.cache/aquiline", id="default"),
@@ -307,6 +313,48 @@ def test_unknown_names_say_what_is_accepted(home: Path, name: str) -> None:
 def test_unknown_names_cannot_be_pulled(home: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="known are tiny"):
         pull("org/name")
+
+
+@pytest.mark.parametrize(
+    ("name", "raised", "reason"),
+    [
+        pytest.param("/" + "a" * 5000, ModelFormatError, "cannot be read", id="too-long"),
+        pytest.param("~no-such-user/model", ModelNotFoundError, "no model '~no-such-user/model'", id="no-such-user"),
+    ],
+)
+def test_paths_that_cannot_be_are_one_line(home: Path, name: str, raised: type[Exception], reason: str) -> None:
+    with pytest.raises(raised, match=reason):
+        resolve_model(name)
+
+
+def test_what_may_not_be_read_is_one_line(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, so the refusal is made up."""
+    pull("tiny")
+
+    def refuse(path: Path, *_: object, **__: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ModelFormatError, match=r"m\.gguf cannot be read \(Permission denied\)"):
+        resolve_model(str(tmp_path / "m.gguf"))
+    with pytest.raises(DownloadError, match=r"\(Permission denied\); set AQUILINE_HOME"):
+        resolve_model("tiny")
+
+
+def test_no_name_is_not_the_folder_that_one_stands_in(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="no model ''"):
+        resolve_model("")
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_no_model(home: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelFormatError, match="pipe is no ordinary file"):
+        resolve_model(str(tmp_path / "pipe"))
 
 
 def test_folders_without_a_model(home: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("banned_token_ids", [[], [0]], [[-1], [None], 5, "12", None]),
     ("min_tokens", [0, 5], [-1, 1.0, True, MAX_COUNT + 1]),
     ("max_tokens", [None, 1, MAX_COUNT], [0, -1, 1.0, True, MAX_COUNT + 1]),
-    ("stop", ["end", ["a", "b"], ()], ["", ["a", ""], [5], 5, None, b"end"]),
+    ("stop", ["end", ["a", "b"], ()], ["", ["a", ""], [5], 5, None, b"end", "\udcff"]),
     ("stop_token_ids", [[], [0]], [[-1], ["a"], 5]),
     ("seed", [None, 0, MAX_SEED], [-1, MAX_SEED + 1, 1.0, True]),
     ("n", [1, 3], [0, -1, 1.5, True, MAX_COUNT + 1]),

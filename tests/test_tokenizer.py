@@ -201,12 +201,65 @@ def test_places_of_the_chat_template(tmp_path: Path, jinja: str | None, config: 
             "'<x>' should have id 999 but gets 400",
             id="id-contradicts",
         ),
+        *(
+            pytest.param({"tokenizer_config": {"added_tokens_decoder": added}}, message, id=f"added-{number}")
+            for number, (added, message) in enumerate(
+                [
+                    ([1], "must map token ids"),
+                    ({"x": {"content": "a"}}, "must map token ids"),
+                    ({"-1": {"content": "a"}}, "must map token ids"),
+                    ({"9" * 5000: {"content": "a"}}, "must map token ids"),
+                    ({"400": "a"}, "no content for the token 400"),
+                    ({"400": {"content": 5}}, "no content for the token 400"),
+                    ({"400": {"content": "a", "lstrip": 1}}, "lstrip of the token 400 is 1"),
+                    ({"400": {"content": "a", "special": "no"}}, "special of the token 400 is 'no'"),
+                ]
+            )
+        ),
+        pytest.param({"tokenizer_config": {"eos_token": 5}}, "eos_token is 5", id="eos-is-a-number"),
+        pytest.param({"tokenizer_config": {"bos_token": ["a"]}}, "bos_token is ", id="bos-is-a-list"),
+        pytest.param({"tokenizer_config": {"chat_template": ["a"]}}, "must be text", id="template-is-a-list"),
+        pytest.param({"tokenizer_config": {"chat_template": [{"name": "default"}]}}, "must be text", id="no-template"),
+        pytest.param(
+            {"tokenizer_config": '{"a": ' + "[" * 100_000}, "tokenizer_config.json cannot be read", id="deep-config"
+        ),
     ],
 )
 def test_damaged_folders_are_refused(folder: Path, tmp_path: Path, files: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelFormatError, match=message) as raised:
         Tokenizer.from_path(edited(folder, tmp_path, **files))
     assert "\n" not in str(raised.value)
+
+
+class PanicException(BaseException):
+    """What Rust's panics become: deliberately no Exception."""
+
+
+def test_a_tokenizer_that_panics_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panicking:
+        @staticmethod
+        def from_file(path: str) -> None:
+            raise PanicException("index out of bounds")
+
+    monkeypatch.setattr(tokenizers, "Tokenizer", Panicking)
+    with pytest.raises(ModelFormatError, match="damaged or not a tokenizer: index out of bounds"):
+        Tokenizer.from_path(folder)
+
+
+def test_settings_that_are_null_are_none(folder: Path, tmp_path: Path) -> None:
+    config = {"added_tokens_decoder": None, "eos_token": None, "chat_template": None}
+    tokenizer = Tokenizer.from_path(edited(folder, tmp_path, tokenizer_config=config))
+    assert not tokenizer.has_chat_template
+    assert not tokenizer.eos_token_ids
+
+
+def test_a_tokenizer_that_draws_lots_is_refused(tmp_path: Path) -> None:
+    """With dropout one prompt would have other tokens, and another answer, each time."""
+    content = json.loads(train_byte_level().to_str())
+    content["model"]["dropout"] = 0.1
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UnsupportedFeatureError, match=r"tokenizer\.json: .* \(dropout 0\.1\)"):
+        Tokenizer.from_path(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -283,17 +336,22 @@ def test_a_model_without_a_template_refuses_messages(tmp_path: Path) -> None:
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ 1 / 0 }}",
+        "{{ 5|dictsort }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
     ],
-    ids=["undefined", "type", "index", "mutation", "escape", "division"],
+    ids=["undefined", "type", "index", "mutation", "escape", "division", "attribute", "recursion"],
 )
 def test_templates_that_trip_are_prompt_errors(with_template: Callable[[str], Tokenizer], template: str) -> None:
     with pytest.raises(PromptError, match="refuses these messages"):
         with_template(template).render_chat(MESSAGES)
 
 
-def test_templates_that_do_not_parse_are_format_errors(with_template: Callable[[str], Tokenizer]) -> None:
+@pytest.mark.parametrize("template", ["{% for %}", "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"], ids=["for", "deep"])
+def test_templates_that_do_not_parse_are_format_errors(
+    with_template: Callable[[str], Tokenizer], template: str
+) -> None:
     with pytest.raises(ModelFormatError, match="template is not valid"):
-        with_template("{% for %}").render_chat(MESSAGES)
+        with_template(template).render_chat(MESSAGES)
 
 
 @pytest.mark.parametrize(

@@ -61,18 +61,21 @@ def check_arguments(args: argparse.Namespace) -> AcceptanceSettings:
     """Turn parsed arguments into settings.
 
     Raises:
-        UserError: a value outside its range, prompts that cannot be read, or speculation switched off.
+        UserError: a value outside its range, prompts that cannot be read, or nothing of what is asked for is measured.
     """
     config = engine_config(args)
     if config.speculative.mode.is_off or args.draft == "none":
         raise InvalidParameterError("without speculation nothing is accepted; give --speculate a tree and keep a draft")
+    params = sampling_params(args)
+    if params.logprobs is not None or params.prompt_logprobs is not None:
+        raise InvalidParameterError("this measurement reports no log-probabilities; ask generate for them")
     return AcceptanceSettings(
         model=args.model,
         draft=args.draft,
         config=config,
         num_threads=check_threads(args.threads),
         prompts=read_prompts([], args.prompts, is_raw=False),
-        params=sampling_params(args),
+        params=params,
         is_json=args.json,
     )
 

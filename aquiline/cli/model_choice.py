@@ -15,6 +15,8 @@ from aquiline.model_store import resolve_model
 if TYPE_CHECKING:
     from aquiline.llm import LLM
 
+MAX_THREADS = 1024
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
@@ -49,10 +51,10 @@ def check_threads(num_threads: int | None) -> int | None:
     """The number of threads that was typed.
 
     Raises:
-        InvalidParameterError: not positive.
+        InvalidParameterError: not positive, or so many that PyTorch may fail to start them.
     """
-    if num_threads is not None and num_threads < 1:
-        raise InvalidParameterError(f"--threads is {num_threads}; it must be an integer, at least 1")
+    if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
+        raise InvalidParameterError(f"--threads is {num_threads}; it must be an integer from 1 to {MAX_THREADS}")
     return num_threads
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from aquiline.cli.output import write
 from aquiline.errors import InvalidParameterError
 
 
@@ -15,9 +17,13 @@ class LineParser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
+        self.typed: set[str] = set()
+        for name in (None, "store"):
+            self.register("action", name, StoreOnce)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As the base class, but the parser that meets unknown arguments complains, so that the right help is named."""
+        self.typed.clear()
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -28,6 +34,20 @@ class LineParser(argparse.ArgumentParser):
         if message.endswith("expected one argument"):
             message += " (a value that begins with a dash is joined on: --option=-value)"
         raise InvalidParameterError(f"{message}; see {self.prog} --help")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or version like any other output; the base class would not notice that it cannot be written."""
+        write(file or sys.stderr, message)
+
+
+class StoreOnce(argparse._StoreAction):
+    """Stores the value of an option, and complains about a second one instead of dropping the first."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        if self.dest in parser.typed:
+            parser.error(f"{option_string} is given twice; give it once")
+        parser.typed.add(self.dest)
+        super().__call__(parser, namespace, values, option_string)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +36,8 @@ def read_prompts(texts: Sequence[str], file_name: str | None, is_raw: bool) -> t
 
     Each line of the file is an object with exactly one of `prompt` (a text), `messages` (a conversation of objects
     with `role` and `content`) or `turns` (a list of texts, as in MT-bench, of which the first is asked). Other keys
-    are left to the file's owner; empty lines are skipped. `is_raw` says that no chat template will be applied, which
-    rules out `messages`.
+    are left to the file's owner, but none may be there twice; empty lines are skipped. `is_raw` says that no chat
+    template will be applied, which rules out `messages`.
 
     Raises:
         PromptError: no prompt at all, an empty one, or a file that cannot be read or understood; the message names
@@ -68,7 +70,7 @@ def _read_file(file_name: str, is_raw: bool) -> list[Prompt]:
 
 def _from_line(line: bytes, place: str, is_raw: bool) -> Prompt:
     try:
-        entry = json.loads(line.decode())
+        entry = json.loads(line.decode(), object_pairs_hook=_unique_keys)
     except UnicodeDecodeError:
         raise PromptError(f"{place} is not UTF-8 text; save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -87,6 +89,15 @@ def _from_line(line: bytes, place: str, is_raw: bool) -> Prompt:
     return _from_text(value, place)
 
 
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; a key that stands there twice would drop one of its values."""
+    entry = dict(pairs)
+    if len(entry) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"the key {reprlib.repr(counts.most_common(1)[0][0])} is there more than once")
+    return entry
+
+
 def _from_text(text: object, place: str) -> Prompt:
     checked = _checked_text(text, place, "the prompt")
     if not checked:
@@ -101,15 +112,19 @@ def _from_messages(messages: object, place: str, is_raw: bool) -> Prompt:
         raise PromptError(f"{place}: messages must be a list of at least one object with role and content")
     for message in messages:
         if not isinstance(message, dict):
-            raise PromptError(f"{place}: {message!r} is not a message; write an object with role and content")
+            raise PromptError(
+                f"{place}: {reprlib.repr(message)} is not a message; write an object with role and content"
+            )
         for key in ("role", "content"):
             _checked_text(message.get(key), place, f"a message's {key}")
+        if not message["role"]:
+            raise PromptError(f"{place}: a message's role is empty; write system, user or assistant")
     return Prompt(messages[-1]["content"], tuple(messages))
 
 
 def _checked_text(text: object, place: str, name: str) -> str:
     if not isinstance(text, str):
-        raise PromptError(f"{place}: {name} is {text!r}; it must be a text")
+        raise PromptError(f"{place}: {name} is {reprlib.repr(text)}; it must be a text")
     try:
         text.encode()
     except UnicodeEncodeError:

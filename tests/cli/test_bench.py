@@ -53,12 +53,22 @@ def test_json_has_figures_and_provenance(
     assert {"commit", "versions", "machine", "arguments", "date"} <= result.keys()
 
 
-@pytest.mark.parametrize("options", [["--speculate", "off"], ["--draft", "none"]], ids=" ".join)
-def test_nothing_to_measure_is_refused(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(["--speculate", "off"], "without speculation", id="off"),
+        pytest.param(["--draft", "none"], "without speculation", id="no-draft"),
+        pytest.param(["--logprobs", "2"], "this measurement reports no log-prob", id="logprobs"),
+        pytest.param(["--prompt-logprobs", "0"], "this measurement reports no log-prob", id="prompt-logprobs"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one"}\n')
     assert main(["bench", "acceptance", "--prompts", str(prompts), *options]) == 2
-    assert capsys.readouterr().err.startswith("aquiline: error: without speculation")
+    assert capsys.readouterr().err.startswith(f"aquiline: error: {message}")
 
 
 def test_provenance_names_versions_and_arguments() -> None:

@@ -45,6 +45,15 @@ def test_line_separators_inside_a_text_do_not_end_the_line(tmp_path: Path) -> No
         pytest.param(b'{"messages": []}', "messages must be a list", id="no-messages"),
         pytest.param(b'{"messages": ["hello"]}', "'hello' is not a message", id="message-text"),
         pytest.param(b'{"messages": [{"role": "user"}]}', "a message's content is None", id="no-content"),
+        pytest.param(b'{"messages": [{"role": "", "content": "a"}]}', "a message's role is empty", id="empty-role"),
+        pytest.param(b'{"prompt": "a", "prompt": "b"}', "the key 'prompt' is there more than once", id="twice"),
+        pytest.param(
+            b'{"messages": [{"role": "user", "content": "a", "content": "b"}]}',
+            "the key 'content' is there more than once",
+            id="twice-inside",
+        ),
+        pytest.param(b'{"prompt": [' + b"1, " * 50_000 + b"1]}", "the prompt is [1, 1", id="long-list"),
+        pytest.param(b'{"messages": ["' + b"x" * 50_000 + b'"]}', "is not a message", id="long-message"),
     ],
 )
 def test_a_bad_line_is_named(line: bytes, complaint: str, tmp_path: Path) -> None:
@@ -54,6 +63,7 @@ def test_a_bad_line_is_named(line: bytes, complaint: str, tmp_path: Path) -> Non
         read_prompts([], str(path), is_raw=False)
     assert str(path) in str(caught.value)
     assert complaint in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 300
 
 
 def test_raw_has_no_use_for_messages(tmp_path: Path) -> None:

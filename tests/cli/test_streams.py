@@ -27,6 +27,8 @@ COMMANDS = [
     pytest.param(["generate", "--prompt", "an eagle", "--json"], id="json"),
     pytest.param(["generate", "--prompt", "an eagle", "--explain"], id="explain"),
     pytest.param(["bench", "acceptance", "--prompts", "-"], id="table"),
+    pytest.param(["generate", "--help"], id="help"),
+    pytest.param(["--version"], id="version"),
 ]
 
 
