@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,10 @@ class LLM:
         if isinstance(conversations, Mapping) or not isinstance(conversations, Sequence) or not conversations:
             raise PromptError("there is no message; give a list of messages, or a list of such lists")
         many = [conversations] if isinstance(conversations[0], Mapping) else conversations
-        encoded = [self.tokenizer.apply_chat_template(messages) for messages in many]  # type: ignore[arg-type]
+        encoded = []
+        for index, messages in enumerate(many):
+            with _place_named(index, len(many)):
+                encoded.append(self.tokenizer.apply_chat_template(messages))  # type: ignore[arg-type]
         return self._run([None] * len(encoded), encoded, params, on_output, on_trace)
 
     def _encode(self, index: int, prompt: Prompt) -> list[int]:
@@ -152,7 +156,8 @@ class LLM:
                 request_id = f"{self._num_calls}-{index}"
                 prompt = prompts[index]
                 text = prompt if isinstance(prompt, str) else None
-                groups.append(self.engine.add_request(request_id, token_ids, each[index], prompt=text))
+                with _place_named(index, len(encoded)):
+                    groups.append(self.engine.add_request(request_id, token_ids, each[index], prompt=text))
                 index_of[request_id] = index
             while self.engine.has_unfinished:
                 for output in self.engine.step():
@@ -164,6 +169,17 @@ class LLM:
                 self.engine.abort(request_id)
             self.engine.on_trace = None
         return [group.output() for group in groups]
+
+
+@contextmanager
+def _place_named(index: int, num_prompts: int) -> Iterator[None]:
+    """Say which of several prompts is refused."""
+    try:
+        yield
+    except PromptError as error:
+        if num_prompts == 1:
+            raise
+        raise PromptError(f"prompt {index} of {num_prompts}, counted from 0: {error}") from error
 
 
 def _draft_path(model: str, draft: str | None) -> Path | None:
