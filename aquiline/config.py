@@ -112,7 +112,7 @@ class EngineConfig:
 
     dtype: Dtype = "bfloat16"
     backend: Backend = "auto"
-    quantization: Quantization = "auto"
+    quantization: Quantization = "none"
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)

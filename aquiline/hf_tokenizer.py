@@ -54,7 +54,7 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelFormatError(
-            f"{folder} has no tokenizer.json; write one with transformers: "
+            f"{folder} has no tokenizer.json; if it is a draft, pass it as --draft, else write one with transformers: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
     try:

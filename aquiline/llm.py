@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ class LLM:
             decodes plainly.
         config: settings of the engine.
 
+    Native kernels take as many threads as PyTorch had, and leave PyTorch one.
+
     Raises:
         UserError: a model that cannot be found, read or combined, or settings that do not fit it.
     """
@@ -68,6 +71,9 @@ class LLM:
         )
         models = assemble_models(path, draft_path, settings)
         self.backend = models.backend
+        if self.backend == "cpu":
+            # Two pools of threads on the same cores spend their time waiting for each other.
+            torch.set_num_threads(1)
         eos_token_ids = self.tokenizer.eos_token_ids | frozenset(models.target.config.eos_token_ids)
         self._models = EngineModels(models.target, models.draft, self.tokenizer.new_decoder, eos_token_ids)
         self.engine = Engine(self._models, self.config)
@@ -135,7 +141,10 @@ class LLM:
         if isinstance(conversations, Mapping) or not isinstance(conversations, Sequence) or not conversations:
             raise PromptError("there is no message; give a list of messages, or a list of such lists")
         many = [conversations] if isinstance(conversations[0], Mapping) else conversations
-        encoded = [self.tokenizer.apply_chat_template(messages) for messages in many]  # type: ignore[arg-type]
+        encoded = []
+        for index, messages in enumerate(many):
+            with _place_named(index, len(many)):
+                encoded.append(self.tokenizer.apply_chat_template(messages))  # type: ignore[arg-type]
         return self._run([None] * len(encoded), encoded, params, on_output, on_trace)
 
     def _encode(self, index: int, prompt: Prompt) -> list[int]:
@@ -168,7 +177,8 @@ class LLM:
                 request_id = f"{self._num_calls}-{index}"
                 prompt = prompts[index]
                 text = prompt if isinstance(prompt, str) else None
-                groups.append(self.engine.add_request(request_id, token_ids, each[index], prompt=text))
+                with _place_named(index, len(encoded)):
+                    groups.append(self.engine.add_request(request_id, token_ids, each[index], prompt=text))
                 index_of[request_id] = index
             while self.engine.has_unfinished:
                 for output in self.engine.step():
@@ -180,6 +190,17 @@ class LLM:
                 self.engine.abort(request_id)
             self.engine.on_trace = None
         return [group.output() for group in groups]
+
+
+@contextmanager
+def _place_named(index: int, num_prompts: int) -> Iterator[None]:
+    """Say which of several prompts is refused."""
+    try:
+        yield
+    except PromptError as error:
+        if num_prompts == 1:
+            raise
+        raise PromptError(f"prompt {index} of {num_prompts}, counted from 0: {error}") from error
 
 
 def _draft_path(model: str, draft: str | None) -> Path | None:

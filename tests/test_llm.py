@@ -158,6 +158,20 @@ def test_mistakes_are_refused_and_the_engine_goes_on(
     assert len(llm.generate("a", PARAMS)[0].outputs[0].token_ids) == 12
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(lambda llm: llm.generate(["a", "word " * 200, "b"]), id="too long"),
+        pytest.param(lambda llm: llm.generate(["a", [1, -1], "b"]), id="token ids"),
+        pytest.param(lambda llm: llm.chat([QUESTION, [{"role": "user"}], QUESTION]), id="message"),
+        pytest.param(lambda llm: llm.chat([QUESTION, [{"role": "pirate", "content": "a"}], QUESTION]), id="template"),
+    ],
+)
+def test_of_several_prompts_the_refused_one_is_named(ask: Callable[[LLM], object], folder: Path) -> None:
+    with pytest.raises(PromptError, match=r"^prompt 1 of 3, counted from 0: "):
+        ask(open_llm(folder))
+
+
 def test_a_draft_for_another_target_is_refused(folder: Path) -> None:
     with pytest.raises(DraftMismatchError, match="50"):
         open_llm(folder, draft="other_draft")

@@ -26,6 +26,7 @@ from aquiline.cli.output import draw, write
 from aquiline.cli.parser import add_options
 from aquiline.cli.prompts import Prompt, read_prompts
 from aquiline.errors import InvalidParameterError
+from aquiline.model_store import KNOWN_MODELS
 from aquiline.request import SamplingParams
 
 DESCRIPTION = """Answer prompts with speculation and count how many draft tokens the target accepts, position by
@@ -64,8 +65,11 @@ def check_arguments(args: argparse.Namespace) -> AcceptanceSettings:
         UserError: a value outside its range, prompts that cannot be read, or nothing of what is asked for is measured.
     """
     config = engine_config(args)
-    if config.speculative.mode.is_off or args.draft == "none":
-        raise InvalidParameterError("without speculation nothing is accepted; give --speculate a tree and keep a draft")
+    has_no_draft = args.draft == "none" or (args.draft == "auto" and args.model not in KNOWN_MODELS)
+    if config.speculative.mode.is_off or has_no_draft:
+        raise InvalidParameterError(
+            "without speculation nothing is accepted; give --speculate a tree and --draft a draft"
+        )
     params = sampling_params(args)
     if params.logprobs is not None or params.prompt_logprobs is not None:
         raise InvalidParameterError("this measurement reports no log-probabilities; ask generate for them")

@@ -8,6 +8,7 @@ restricted unpickler, which runs no code.
 from __future__ import annotations
 
 import pickle
+import reprlib
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import Tensor
 from aquiline.errors import ModelFormatError
 from aquiline.models.config_fields import read_json_object
 
+MAX_NAME_LENGTH = 100
 ONE_FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
 
 SAFETENSORS_DTYPES = {
@@ -96,8 +98,11 @@ def _open_shards(folder: Path, index: Path) -> dict[str, StoredTensor]:
     suffix = index.name.removesuffix(".index.json").rpartition(".")[2]
     tensors: dict[str, StoredTensor] = {}
     for file_name in sorted(set(map(str, weight_map.values()))):
-        if Path(file_name).name != file_name or not file_name.endswith(f".{suffix}"):
-            raise ModelFormatError(f"{index} names the file {file_name!r}; it must be a .{suffix} file in that folder")
+        is_name = Path(file_name).name == file_name and len(file_name) <= MAX_NAME_LENGTH
+        if not is_name or not file_name.endswith(f".{suffix}"):
+            raise ModelFormatError(
+                f"{index} names the file {reprlib.repr(file_name)}; it must be a .{suffix} file in that folder"
+            )
         if not (folder / file_name).exists():
             raise ModelFormatError(f"{folder / file_name} is missing, and {index.name} names it; fetch it again")
         shard = _open_file(folder / file_name)

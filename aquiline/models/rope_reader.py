@@ -13,6 +13,8 @@ from aquiline.models.config_fields import ConfigFields
 from aquiline.models.model_config import RopeConfig, RopeType
 
 DEFAULT_THETA = 10000.0
+# Turns in the original context: far beyond what any model sets, and what logarithms bear.
+MAX_BETA = 1e6
 ROPE_TYPES: dict[str, RopeType] = {kind: kind for kind in get_args(RopeType)}
 
 
@@ -109,6 +111,9 @@ def _read_yarn(section: ConfigFields, theta: float, original_length: int, max_po
     beta_fast, beta_slow = section.number("beta_fast", 32.0), section.number("beta_slow", 1.0)
     if beta_fast < beta_slow:
         raise section.wrong("beta_fast", f"it must not be smaller than beta_slow, which is {beta_slow:g}")
+    for name, beta in (("beta_fast", beta_fast), ("beta_slow", beta_slow)):
+        if not 1 / MAX_BETA <= beta <= MAX_BETA:
+            raise section.wrong(name, f"it must be from {1 / MAX_BETA:g} to {MAX_BETA:g}")
     return RopeConfig(
         theta=theta,
         kind="yarn",

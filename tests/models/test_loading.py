@@ -300,6 +300,8 @@ BAD_ROPE: dict[str, tuple[dict[str, Any], str]] = {
         "partial_rotary_factor",
     ),
     "betas_reversed": ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.5}}, "beta_fast"),
+    "beta_beyond_logarithms": ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1e308}}, "beta_fast"),
+    "beta_below_logarithms": ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 1e-320}}, "beta_slow"),
     "original_length_of_dynamic": (
         {"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}},
         "original_max_position_embeddings",
@@ -367,7 +369,12 @@ def test_absent_path_is_not_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file_name", "culprit"),
-    [("../model.safetensors", "../model.safetensors"), ("/etc/passwd", "/etc/passwd"), ("other.bin", "other.bin")],
+    [
+        ("../model.safetensors", "../model.safetensors"),
+        ("/etc/passwd", "/etc/passwd"),
+        ("other.bin", "other.bin"),
+        ("a" * 300 + ".safetensors", "aaa"),
+    ],
 )
 def test_index_may_only_name_weight_files_beside_it(tmp_path: Path, file_name: str, culprit: str) -> None:
     folder = target_files(num_layers=1).write(tmp_path / "model", "sharded")
