@@ -25,6 +25,8 @@ from aquiline.tokenizer import Tokenizer
 __all__ = ["LLM", "Conversation", "Message", "OutputCallback", "Prompt", "TraceCallback", "TreeTrace"]
 
 Message = Mapping[str, Any]
+# As many as PyTorch chose for this machine, before any model asked for another number.
+DEFAULT_NUM_THREADS = torch.get_num_threads()
 Conversation = Sequence[Message]
 Prompt = str | Sequence[int]
 OutputCallback = Callable[[int, RequestOutput], None]
@@ -41,22 +43,31 @@ class LLM:
         draft: a folder with a draft model; `auto` takes the one shipped for a known model, if any; None or `none`
             decodes plainly.
         config: settings of the engine.
+        num_threads: of the kernels; None: as many as PyTorch chose for this machine. The process's PyTorch is set to
+            that number, or to one where native kernels run beside it.
 
-    Native kernels take as many threads as PyTorch had, and leave PyTorch one.
 
     Raises:
         UserError: a model that cannot be found, read or combined, or settings that do not fit it.
     """
 
     def __init__(
-        self, model: str = "smollm2-135m", *, draft: str | None = "auto", config: EngineConfig | None = None
+        self,
+        model: str = "smollm2-135m",
+        *,
+        draft: str | None = "auto",
+        config: EngineConfig | None = None,
+        num_threads: int | None = None,
     ) -> None:
         self.config = EngineConfig() if config is None else config
         if not isinstance(self.config, EngineConfig):
             raise InvalidParameterError(f"config is {config!r}; it must be an EngineConfig")
         path = resolve_model(model)
         mode = self.config.speculative.mode
-        draft_path = None if mode.is_off else _draft_path(model, draft)
+        # A named draft has to exist even where nothing is drafted; the shipped one is looked for when it is needed.
+        draft_path = None if mode.is_off and draft == "auto" else _draft_path(model, draft)
+        if mode.is_off:
+            draft_path = None
         if draft_path is None and mode.shape is not None:
             raise InvalidParameterError(
                 f"--speculate is {mode.text!r} and there is no draft model for {model!r}; name one with --draft, or use"
@@ -67,13 +78,12 @@ class LLM:
             dtype=DTYPES[self.config.dtype],
             backend=self.config.backend,
             quantization=self.config.quantization,
-            num_threads=torch.get_num_threads(),
+            num_threads=num_threads or DEFAULT_NUM_THREADS,
         )
         models = assemble_models(path, draft_path, settings)
         self.backend = models.backend
-        if self.backend == "cpu":
-            # Two pools of threads on the same cores spend their time waiting for each other.
-            torch.set_num_threads(1)
+        # Beside the pool of the native kernels PyTorch gets one thread: two pools would wait for each other's cores.
+        torch.set_num_threads(1 if self.backend == "cpu" else settings.num_threads)
         eos_token_ids = self.tokenizer.eos_token_ids | frozenset(models.target.config.eos_token_ids)
         self._models = EngineModels(models.target, models.draft, self.tokenizer.new_decoder, eos_token_ids)
         self.engine = Engine(self._models, self.config)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from aquiline.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from aquiline.errors import (
@@ -18,7 +19,7 @@ from aquiline.errors import (
     PromptError,
     UserError,
 )
-from aquiline.llm import LLM, TreeTrace
+from aquiline.llm import DEFAULT_NUM_THREADS, LLM, TreeTrace
 from aquiline.models.model_config import LlamaConfig
 from aquiline.request import FinishReason, RequestOutput, SamplingParams
 from aquiline.speculation import parse_speculation
@@ -247,3 +248,20 @@ def test_a_question_inside_the_answer_to_another_is_refused(folder: Path) -> Non
         llm.generate(["a", "b"], PARAMS, on_output=ask_again)
     assert not llm.engine.has_unfinished
     assert len(llm.generate("a", PARAMS)[0].outputs[0].token_ids) == 12
+
+
+def test_a_named_draft_has_to_exist_even_where_nothing_is_drafted(folder: Path) -> None:
+    with pytest.raises(ModelNotFoundError):
+        open_llm(folder, "off", "no_such_draft")
+
+
+def test_the_number_of_threads_is_the_one_asked_for(folder: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        config = EngineConfig(dtype="float32", speculative=SpeculativeConfig(parse_speculation("off")))
+        LLM(str(folder / "target"), draft=None, config=config, num_threads=2)
+        assert torch.get_num_threads() == 2
+        LLM(str(folder / "target"), draft=None, config=config)
+        assert torch.get_num_threads() == DEFAULT_NUM_THREADS
+    finally:
+        torch.set_num_threads(before)

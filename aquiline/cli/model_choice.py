@@ -24,7 +24,7 @@ class ModelChoice:
 
     Attributes:
         draft: a folder, `auto` (the draft that belongs to the model, if there is one) or `none`.
-        num_threads: CPU threads of PyTorch; None leaves its own choice.
+        num_threads: CPU threads of the kernels; None leaves the choice to PyTorch.
     """
 
     model: str
@@ -62,10 +62,6 @@ def open_llm(choice: ModelChoice) -> LLM:
     """Load the model; one that is not on disk is fetched first, and a wrong name is noticed before PyTorch loads."""
     with shown_progress() as show:
         resolve_model(choice.model, show)
-    import torch
-
     from aquiline.llm import LLM
 
-    if choice.num_threads is not None:
-        torch.set_num_threads(choice.num_threads)
-    return LLM(choice.model, draft=choice.draft, config=choice.config)
+    return LLM(choice.model, draft=choice.draft, config=choice.config, num_threads=choice.num_threads)
