@@ -66,12 +66,7 @@ def read_gguf(path: Path, dtype: torch.dtype) -> tuple[LlamaConfig, dict[str, Te
         ModelFormatError: not a GGUF file, damaged, or metadata and tensors do not fit each other.
         UnsupportedFeatureError: another architecture, a storage type or a feature that Aquiline does not run.
     """
-    reader, metadata = _open(path)
-    check_architecture(metadata, str(path))
-    stored = {tensor.name: tensor for tensor in reader.tensors}
-    tokens = reader.get_field(TOKENS)
-    layout = _read_layout(path, stored, None if tokens is None else len(tokens.data))
-    config = read_gguf_config(metadata, layout, str(path))
+    config, stored = _open_model(path)
     names = {file_name: _canonical_name(file_name) for file_name in stored if file_name != FREQUENCY_FACTORS}
     expected = expected_target_tensors(config)
     _check_names(path, names, expected)
@@ -98,12 +93,7 @@ def read_gguf_blocks(path: Path) -> dict[str, GgufBlocks]:
     Raises:
         ModelFormatError, UnsupportedFeatureError: as for `read_gguf`, which has to have accepted the file.
     """
-    reader, metadata = _open(path)
-    check_architecture(metadata, str(path))
-    stored = {tensor.name: tensor for tensor in reader.tensors}
-    tokens = reader.get_field(TOKENS)
-    layout = _read_layout(path, stored, None if tokens is None else len(tokens.data))
-    config = read_gguf_config(metadata, layout, str(path))
+    config, stored = _open_model(path)
     found = {}
     for file_name, tensor in stored.items():
         name, storage, shape = _canonical_name(file_name), GGMLQuantizationType(tensor.tensor_type).name, _shape(tensor)
@@ -121,6 +111,17 @@ def unpermute(tensor: Tensor, num_heads: int) -> Tensor:
     """Rows of a q or k projection [num_heads * head_dim, ...] from llama.cpp's order to Hugging Face's."""
     pairs = tensor.view(num_heads, -1, 2, *tensor.shape[1:])  # [num_heads, head_dim / 2, 2, ...]
     return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+def _open_model(path: Path) -> tuple[LlamaConfig, dict[str, Any]]:
+    """Settings of the model in a file, and its stored tensors by the file's own names."""
+    reader, metadata = _open(path)
+    check_architecture(metadata, str(path))
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    tokens = reader.get_field(TOKENS)
+    layout = _read_layout(path, stored, None if tokens is None else len(tokens.data))
+    config = read_gguf_config(metadata, layout, str(path))
+    return config, stored
 
 
 def _open(path: Path) -> tuple[gguf.GGUFReader, dict[str, Any]]:
