@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "decoder_layer.h"
+#include "draft_forward.h"
 #include "embedding_table.h"
 
 namespace aquiline {
@@ -20,23 +21,23 @@ struct EagleWeights {
     bool norm_before_residual = false;
 };
 
-class EagleForward {
+class EagleForward : public DraftForward {
 public:
     // Throws std::invalid_argument if weights and shape do not fit each other.
     EagleForward(std::shared_ptr<ThreadPool> threads, const LayerShape& shape, EmbeddingTable embedding,
                  EagleWeights weights);
 
-    int num_layers() const { return static_cast<int>(layers_.size()); }
-    int feature_size() const { return weights_.combine.in_features(); }
-    const HeadShape& heads() const { return shape_.heads; }
+    int num_layers() const override { return static_cast<int>(layers_.size()); }
+    int hidden_size() const override { return shape_.hidden_size; }
+    int feature_size() const override { return weights_.combine.in_features(); }
+    const HeadShape& heads() const override { return shape_.heads; }
 
-    // combined[row] = fc(norms(features[row])); features [num_rows, feature_size] bfloat16 or float32, contiguous.
-    void combine_features(const void* features, bool is_bfloat16, int num_rows, float* combined);
+    // combined[row] = fc(norms(features[row])).
+    void combine_features(const void* features, bool is_bfloat16, int num_rows, float* combined) override;
 
-    // Rows pair `hidden_states` (float32) of a position with the token behind it. `head_inputs` receives the states
-    // after the final norm, `next_hidden_states` those before it. Calls from several threads take turns.
+    // `head_inputs` receives the states after the final norm, `next_hidden_states` those before it.
     void run(const std::int64_t* token_ids, const float* hidden_states, const StepRows& step,
-             const std::vector<KVMemory>& memory, float* head_inputs, float* next_hidden_states);
+             const std::vector<KVMemory>& memory, float* head_inputs, float* next_hidden_states) override;
 
 private:
     void start_row(const std::int64_t* token_ids, const float* hidden_states, int row);

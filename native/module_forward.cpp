@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "draft_forward.h"
 #include "eagle_forward.h"
 #include "llama_forward.h"
 #include "memory_address.h"
@@ -118,13 +119,13 @@ EagleWeights eagle_weights(const LinearStack& combine, const std::vector<Address
     return weights;
 }
 
-void run_eagle(EagleForward& self, Address token_ids, Address hidden_states, const StepRows& step,
+void run_draft(DraftForward& self, Address token_ids, Address hidden_states, const StepRows& step,
                const ModelMemory& memory, Address head_inputs, Address next_hidden_states) {
     self.run(pointer<const std::int64_t>(token_ids), pointer<const float>(hidden_states), step, memory.layers,
              pointer<float>(head_inputs), pointer<float>(next_hidden_states));
 }
 
-void combine_features(EagleForward& self, Address features, bool is_bfloat16, int num_rows, Address combined) {
+void combine_features(DraftForward& self, Address features, bool is_bfloat16, int num_rows, Address combined) {
     self.combine_features(pointer<const void>(features), is_bfloat16, num_rows, pointer<float>(combined));
 }
 
@@ -168,13 +169,14 @@ void bind_forward(nb::module_& module) {
         .def(nb::new_(&new_llama), "threads"_a, "shape"_a, "embedding"_a, "layers"_a, "final_norm"_a, "aux_layer_ids"_a)
         .def("run", run_llama, "token_ids"_a, "step"_a, "memory"_a, "hidden_states"_a, "features"_a,
              "features_are_bfloat16"_a, nb::call_guard<nb::gil_scoped_release>());
-    nb::class_<EagleForward>(module, "EagleForward")
-        .def(nb::new_(&new_eagle), "threads"_a, "shape"_a, "embedding"_a, "weights"_a)
-        .def_prop_ro("feature_size", &EagleForward::feature_size)
+    nb::class_<DraftForward>(module, "DraftForward")
+        .def_prop_ro("feature_size", &DraftForward::feature_size)
         .def("combine_features", combine_features, "features"_a, "is_bfloat16"_a, "num_rows"_a, "combined"_a,
              nb::call_guard<nb::gil_scoped_release>())
-        .def("run", run_eagle, "token_ids"_a, "hidden_states"_a, "step"_a, "memory"_a, "head_inputs"_a,
+        .def("run", run_draft, "token_ids"_a, "hidden_states"_a, "step"_a, "memory"_a, "head_inputs"_a,
              "next_hidden_states"_a, nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<EagleForward, DraftForward>(module, "EagleForward")
+        .def(nb::new_(&new_eagle), "threads"_a, "shape"_a, "embedding"_a, "weights"_a);
 }
 
 }  // namespace aquiline

@@ -152,10 +152,7 @@ class LlamaForward:
         features_are_bfloat16: bool,
     ) -> None: ...
 
-class EagleForward:
-    def __init__(
-        self, threads: ThreadPool, shape: LayerShape, embedding: EmbeddingTable, weights: EagleWeights
-    ) -> None: ...
+class DraftForward:
     @property
     def feature_size(self) -> int: ...
     def combine_features(self, features: int, is_bfloat16: bool, num_rows: int, combined: int) -> None: ...
@@ -167,4 +164,9 @@ class EagleForward:
         memory: ModelMemory,
         head_inputs: int,
         next_hidden_states: int,
+    ) -> None: ...
+
+class EagleForward(DraftForward):
+    def __init__(
+        self, threads: ThreadPool, shape: LayerShape, embedding: EmbeddingTable, weights: EagleWeights
     ) -> None: ...
