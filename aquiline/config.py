@@ -101,18 +101,19 @@ class EngineConfig:
     """Everything the engine is told.
 
     Attributes:
-        dtype: of KV and features; on PyTorch also of weights and activations.
+        dtype: of KV and of the features that the draft reads; on PyTorch also of weights and activations.
         backend: `cpu` runs models on native kernels, `pytorch` on the reference; `auto` takes the native ones where
             they were built, fit the model, and dtype is bfloat16.
-        quantization: of weights on native kernels: `auto` keeps the precision of a GGUF file (Q8_0, Q4_0, Q4_1) and
-            bfloat16 otherwise, `none` is bfloat16, `int8` and `int4` quantise in groups of 32.
+        quantization: of the target's weights on native kernels: `auto` keeps the precision of a GGUF file (Q8_0, Q4_0,
+            Q4_1) and takes bfloat16 for every other matrix, `none` is bfloat16, `int8` and `int4` quantise in groups of
+            32. On PyTorch weights are dense, and only `auto` and `none` are taken.
         check_consistency: after every step recompute each request from scratch and compare all states (slow).
         poison_memory: fill unwritten cache, padding and scratch with NaN, so that a leak cannot hide (tests).
     """
 
     dtype: Dtype = "bfloat16"
     backend: Backend = "auto"
-    quantization: Quantization = "none"
+    quantization: Quantization = "auto"
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)

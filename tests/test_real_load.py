@@ -1,4 +1,4 @@
-"""The real model under load, in bfloat16: memory, blocks, and acceptance that a fault in the draft path would lower."""
+"""The real model under load, at default settings: memory, blocks, and acceptance that a draft at fault would lower."""
 
 from __future__ import annotations
 

@@ -83,10 +83,12 @@ def test_max_tokens_may_be_unlimited() -> None:
 def test_every_engine_option_arrives() -> None:
     argv = (
         "--speculate tree:4x2x1 --acceptance multi_round --dtype float32 --batch-size 3 --max-num-batched-tokens 64 "
-        "--max-model-len 512 --block-size 8 --kv-cache-gb 0.5 --no-prefix-cache --check-consistency --poison-memory"
+        "--max-model-len 512 --block-size 8 --kv-cache-gb 0.5 --no-prefix-cache --check-consistency --poison-memory "
+        "--quantization int8"
     )
     assert engine_config(parse(*argv.split())) == EngineConfig(
         dtype="float32",
+        quantization="int8",
         cache=CacheConfig(block_size=8, kv_cache_gb=0.5, enable_prefix_cache=False),
         scheduler=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=64, max_model_len=512),
         speculative=SpeculativeConfig(mode=parse_speculation("tree:4x2x1"), acceptance="multi_round"),
