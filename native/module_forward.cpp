@@ -15,6 +15,8 @@
 #include "eagle_forward.h"
 #include "llama_forward.h"
 #include "memory_address.h"
+#include "model_memory.h"
+#include "row_builder.h"
 #include "step_rows.h"
 
 namespace nb = nanobind;
@@ -22,12 +24,6 @@ using namespace nb::literals;
 
 namespace aquiline {
 namespace {
-
-// K and V of every layer, and how many slots each has.
-struct ModelMemory {
-    std::vector<KVMemory> layers;
-    std::int64_t num_slots;
-};
 
 std::vector<float> copy_of(Address numbers, int size) {
     const float* first = pointer<const float>(numbers);
@@ -83,6 +79,19 @@ StepRows step_rows(int num_rows, Address positions, Address slots, const RotaryT
     check_places(step);
     step.attention = spread_groups(groups, num_rows, first_position, memory.num_slots);
     return step;
+}
+
+void add_tree(RowBuilder& self, const std::vector<std::int64_t>& block_ids, std::int64_t root_slot,
+              std::int64_t first_scratch_slot, int num_nodes, Address tokens, Address parents, Address depths) {
+    const TreeArrays tree{num_nodes, pointer<const std::int64_t>(tokens), pointer<const std::int64_t>(parents),
+                          pointer<const std::int64_t>(depths)};
+    self.add_tree(block_ids, root_slot, first_scratch_slot, tree);
+}
+
+void run_built_llama(LlamaForward& self, const RowBuilder& rows, const RotaryTable& rotary, const ModelMemory& memory,
+                     Address hidden_states, Address features, bool features_are_bfloat16) {
+    self.run(rows.token_ids(), rows.rows(rotary, memory.num_slots), memory.layers, pointer<float>(hidden_states),
+             {pointer<void>(features), features_are_bfloat16});
 }
 
 std::unique_ptr<LlamaForward> new_llama(std::shared_ptr<ThreadPool> threads, const LayerShape& shape,
@@ -155,6 +164,14 @@ void bind_step(nb::module_& module) {
     }, "cosines"_a, "sines"_a, "num_positions"_a);
     nb::class_<ModelMemory>(module, "ModelMemory").def_ro("num_slots", &ModelMemory::num_slots);
     module.def("model_memory", model_memory, "layers"_a, "is_bfloat16"_a, "num_slots"_a);
+    module.def("move_rows", move_rows, "memory"_a, "numbers_per_row"_a, "sources"_a, "targets"_a);
+    nb::class_<RowBuilder>(module, "RowBuilder")
+        .def(nb::init<int, int>(), "block_size"_a, "first_position"_a)
+        .def("add_run", &RowBuilder::add_run, "block_ids"_a, "first_slot"_a, "token_ids"_a)
+        .def("add_tree", add_tree, "block_ids"_a, "root_slot"_a, "first_scratch_slot"_a, "num_nodes"_a, "tokens"_a,
+             "parents"_a, "depths"_a)
+        .def_prop_ro("num_rows", &RowBuilder::num_rows)
+        .def_prop_ro("max_position", &RowBuilder::max_position);
     nb::class_<StepRows>(module, "StepRows");
     module.def("step_rows", step_rows, "num_rows"_a, "positions"_a, "slots"_a, "rotary"_a, "memory"_a, "groups"_a,
                "first_position"_a);
@@ -168,6 +185,8 @@ void bind_forward(nb::module_& module) {
     nb::class_<LlamaForward>(module, "LlamaForward")
         .def(nb::new_(&new_llama), "threads"_a, "shape"_a, "embedding"_a, "layers"_a, "final_norm"_a, "aux_layer_ids"_a)
         .def("run", run_llama, "token_ids"_a, "step"_a, "memory"_a, "hidden_states"_a, "features"_a,
+             "features_are_bfloat16"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("run_built", run_built_llama, "rows"_a, "rotary"_a, "memory"_a, "hidden_states"_a, "features"_a,
              "features_are_bfloat16"_a, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<DraftForward>(module, "DraftForward")
         .def_prop_ro("feature_size", &DraftForward::feature_size)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from aquiline.engine.commit import CommittedRequest
 from aquiline.engine.feature_store import FeatureStore
-from aquiline.engine.inputs import InputBuilder, StepLayout
+from aquiline.engine.inputs import StepLayout
 from aquiline.engine.kv_pool import KVPool
-from aquiline.engine.sample import Accepted
 from aquiline.engine.sampling_inputs import SamplingInputs, SamplingState
 from aquiline.models.llama import TargetStates
 from aquiline.request import Request
@@ -23,13 +22,10 @@ class DeviceState:
         features: None in an engine without a draft.
     """
 
-    def __init__(
-        self, pool: KVPool, features: FeatureStore | None, sampling: SamplingState, builder: InputBuilder
-    ) -> None:
+    def __init__(self, pool: KVPool, features: FeatureStore | None, sampling: SamplingState) -> None:
         self._pool = pool
         self._features = features
         self._sampling = sampling
-        self._builder = builder
         self._rows: dict[str, int] = {}
 
     def admit(self, request: Request) -> None:
@@ -54,19 +50,6 @@ class DeviceState:
         """Sampling parameters of the step's drawing requests."""
         return self._sampling.gather([scheduled.request for scheduled in step.drawing])
 
-    def move_accepted(self, step: StepLayout, accepted: Accepted) -> None:
-        """Move the target K/V of accepted draft tokens from scratch behind their roots; needs nothing of the host."""
-        max_depth = accepted.nodes.shape[1]
-        if not step.tree_requests or max_depth == 0:
-            return
-        nodes = accepted.nodes[: len(step.tree_requests)]
-        rows = [scheduled.request.row for scheduled in step.tree_requests]
-        scratch = self._builder.scratch_slots(rows, step.num_nodes - 1)
-        padding = self._pool.layout.padding_slot
-        sources = torch.where(nodes > 0, scratch.gather(1, (nodes - 1).clamp_min(0)), padding)
-        targets = torch.where(nodes > 0, self._builder.path_target_slots(step.tree_requests, max_depth), padding)
-        self._pool.move_target_rows(sources.flatten(), targets.flatten())
-
     def commit(self, step: StepLayout, states: TargetStates, committed: Sequence[CommittedRequest]) -> None:
         """Keep what the committed tokens leave behind: features for the draft, and penalty counts."""
         drawn = [item for item in committed if item.token_ids]
@@ -81,21 +64,22 @@ class DeviceState:
             return
         first_rows = step.first_rows()
         block_size = self._pool.layout.block_size
-        flat_rows: list[int] = []
         full_blocks: list[int] = []
         full_block_rows: list[int] = []
         for item in committed:
             request = item.request
             first_position = request.num_computed_tokens - len(item.computed_rows)
             rows = [first_rows[request.request_id] + row for row in item.computed_rows]
-            flat_rows += rows
+            store.append(request.row, _rows_of(states.features, rows))
             for position, row in enumerate(rows, first_position):
                 if position % block_size == block_size - 1:
                     full_blocks.append(request.block_ids[position // block_size])
                     full_block_rows.append(row)
-        features = states.features[self._builder.tensor(flat_rows)]
-        parts = torch.split(features, [len(item.computed_rows) for item in committed])
-        for item, part in zip(committed, parts, strict=True):
-            store.append(item.request.row, part)
         if full_blocks:
-            store.keep_with_blocks(full_blocks, states.features[self._builder.tensor(full_block_rows)])
+            store.keep_with_blocks(full_blocks, states.features[full_block_rows])
+
+
+def _rows_of(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows, in ascending order; a view where they lie side by side."""
+    first, count = rows[0], len(rows)
+    return tensor[first : first + count] if rows[-1] == first + count - 1 else tensor[list(rows)]

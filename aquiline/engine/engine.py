@@ -32,6 +32,7 @@ from aquiline.engine.scheduler import Scheduler
 from aquiline.engine.sizing import DTYPES, EngineSizes
 from aquiline.engine.stats import PhaseClock
 from aquiline.engine.stream import TextStream
+from aquiline.engine.target_runner import runner_for
 from aquiline.engine.trace import TreeTrace
 from aquiline.engine.verify import Verified, Verifier
 from aquiline.errors import InvalidParameterError, PromptError
@@ -90,7 +91,8 @@ class Engine:
         memory = MemoryKind(DTYPES[config.dtype], device, config.poison_memory)
         self.pool = KVPool(layout, target.config, draft_layers, memory)
         self._sampler = Sampler(target.config.vocab_size, config.speculative.acceptance)
-        self._verifier = Verifier(target, self.pool, self._builder)
+        self._runner = runner_for(target, self.pool, self._builder)
+        self._verifier = Verifier(self._runner, self._builder)
         self.features: FeatureStore | None = None
         self._drafter: Drafter | None = None
         if self._draft is not None:
@@ -98,7 +100,7 @@ class Engine:
             draft_builder = DraftInputBuilder(layout, self._builder)
             self._drafter = Drafter(self._draft, self.pool, self.features, self._sampler, draft_builder)
         sampling = SamplingState(layout.max_num_seqs, target.config.vocab_size, device)
-        self._device = DeviceState(self.pool, self.features, sampling, self._builder)
+        self._device = DeviceState(self.pool, self.features, sampling)
         self._checker = ConsistencyChecker(target, self._draft, CheckedState(self.pool, self.features, sampling))
         self._committer = Committer(self.scheduler.max_request_tokens)
         self._groups: dict[str, SampleGroup] = {}
@@ -210,12 +212,12 @@ class Engine:
             self.clock.lap("schedule")
             tree = None if self._drafter is None else self._drafter.propose(step, batch.tree, sampling)
             self.clock.lap("draft")
-            verified = self._verifier.run(step, tree)
+            verified = self._verifier.run(step, tree, sampling)
             self.clock.lap("verify")
             accepted = None
             if verified.rows is not None:
                 accepted = self._sampler.accept(sampling, verified.tree, verified.rows)
-                self._device.move_accepted(step, accepted)
+                self._runner.move_accepted(step, accepted)
             self.clock.lap("sample")
             committed = self._commit(step, verified, accepted)
             traces = self._traces(step, verified, accepted, committed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,11 +43,11 @@ class StepLayout:
         prefill = tuple(s for s in single if not (s.draws_token and s.num_new_tokens == 1))
         return cls(trees, plain, prefill, num_nodes)
 
-    @property
+    @cached_property
     def ordered(self) -> tuple[ScheduledRequest, ...]:
         return self.tree_requests + self.plain_requests + self.prefill_requests
 
-    @property
+    @cached_property
     def drawing(self) -> tuple[ScheduledRequest, ...]:
         """Requests that draw a token in this step, in row order."""
         return tuple(s for s in self.ordered if s.draws_token)

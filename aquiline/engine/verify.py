@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from aquiline.engine.inputs import InputBuilder, StepLayout
-from aquiline.engine.kv_pool import KVPool
 from aquiline.engine.sample import LogitRows
+from aquiline.engine.sampling_inputs import SamplingInputs
+from aquiline.engine.target_runner import TargetRunner
 from aquiline.engine.tree import DraftTree
 from aquiline.engine.tree_paths import path_nodes
-from aquiline.models.interfaces import TargetModel
 from aquiline.models.llama import TargetStates
 
 
@@ -35,56 +35,59 @@ class Verifier:
     """Runs the target.
 
     Args:
-        builder: makes the rows of target forwards.
+        builder: makes tensors of integers.
     """
 
-    def __init__(self, model: TargetModel, pool: KVPool, builder: InputBuilder) -> None:
-        self._model = model
-        self._pool = pool
+    def __init__(self, runner: TargetRunner, builder: InputBuilder) -> None:
+        self._runner = runner
         self._builder = builder
 
-    def run(self, step: StepLayout, tree: DraftTree | None) -> Verified:
+    def run(self, step: StepLayout, tree: DraftTree | None, sampling: SamplingInputs) -> Verified:
         """Compute all rows of the step and the logits of those that draw.
 
         Args:
             tree: of `step.tree_requests`.
+            sampling: of the drawing requests; the tokens above a row are made out only where penalties count them.
         """
-        states = self._model.forward(self._builder.target_rows(step, tree), self._pool.target_layers)
+        states = self._runner.run(step, tree)
         if not step.drawing:
             return Verified(states, None, None)
         whole_tree = None if tree is None else _with_bare_roots(step, tree)
-        return Verified(states, whole_tree, self._logit_rows(step, whole_tree, states))
+        return Verified(states, whole_tree, self._logit_rows(step, whole_tree, states, sampling.any_penalty))
 
-    def _logit_rows(self, step: StepLayout, tree: DraftTree | None, states: TargetStates) -> LogitRows:
+    def _logit_rows(
+        self, step: StepLayout, tree: DraftTree | None, states: TargetStates, any_penalty: bool
+    ) -> LogitRows:
         """Rows that draw: every tree node, every plain root, and the last row of each finished prefill."""
         first_rows = step.first_rows()
-        requests = [scheduled.request for scheduled in step.drawing]
-        width = 1 if tree is None else step.num_nodes
         state_rows: list[int] = []
         row_to_request: list[int] = []
-        places: list[int] = []  # of each row in a flattened [num_reqs, width]
+        node_rows: list[list[int]] = []
+        # The root is token number num_tokens - 1, so its row draws the token at position num_tokens.
+        positions: list[int] = []
+        output_lengths: list[int] = []
         for index, scheduled in enumerate(step.drawing):
-            first = first_rows[scheduled.request.request_id] + scheduled.num_new_tokens - 1
+            request = scheduled.request
+            first = first_rows[request.request_id] + scheduled.num_new_tokens - 1
             count = step.num_nodes if scheduled.max_draft_depth > 0 else 1
+            first_logit_row = len(state_rows)
+            node_rows.append([*range(first_logit_row, first_logit_row + count)])
             state_rows += range(first, first + count)
             row_to_request += [index] * count
-            places += range(index * width, index * width + count)
-        tensor = self._builder.tensor
-        place = tensor(places)
-        node_rows = torch.full((len(requests) * width,), -1, dtype=torch.long, device=place.device)
-        node_rows[place] = torch.arange(len(places), device=place.device)
-        # The root is token number num_tokens - 1, so its row draws the token at position num_tokens.
-        positions = tensor([requests[index].num_tokens for index in row_to_request])
-        output_lengths = tensor([requests[index].num_output_tokens for index in row_to_request])
-        path_tokens = None
-        if tree is not None:
-            depths = tree.depths.flatten()[place]
-            positions, output_lengths = positions + depths, output_lengths + depths
-            path_tokens = _path_tokens(tree).flatten(0, 1)[place]
-        logits = self._model.logits(states.hidden_states[tensor(state_rows)])
-        return LogitRows(
-            logits, tensor(row_to_request), node_rows.view(-1, width), positions, output_lengths, path_tokens
+            positions += [request.num_tokens] * count
+            output_lengths += [request.num_output_tokens] * count
+        logits = self._runner.logits(states, state_rows)
+        figures = self._builder.tensor((row_to_request, positions, output_lengths))
+        if tree is None:
+            return LogitRows(logits, figures[0], self._builder.tensor(node_rows), figures[1], figures[2])
+        # Where each row lies among the [num_reqs, num_nodes] places of the trees.
+        places = self._builder.tensor(
+            [index * step.num_nodes + node for index, rows in enumerate(node_rows) for node in range(len(rows))]
         )
+        padded = self._builder.tensor([rows + [-1] * (step.num_nodes - len(rows)) for rows in node_rows])
+        depths = tree.depths.flatten()[places]
+        path_tokens = _path_tokens(tree).flatten(0, 1)[places] if any_penalty else None
+        return LogitRows(logits, figures[0], padded, figures[1] + depths, figures[2] + depths, path_tokens)
 
 
 def _path_tokens(tree: DraftTree) -> Tensor:

@@ -34,9 +34,13 @@ class NativeInputs:
     def step(self, rows: ForwardRows, memory: Sequence[KVLayer]) -> StepRows:
         """The rows of a step; raises as `StepRows` does."""
         last = int(rows.positions.max()) if len(rows.positions) else 0
-        if last >= self._rotary.num_positions:
-            self._rotary = self._table(last + 1)
-        return StepRows(rows.positions, rows.slots, rows.attention, self.memory(memory), self._rotary)
+        return StepRows(rows.positions, rows.slots, rows.attention, self.memory(memory), self.rotary(last))
+
+    def rotary(self, last_position: int) -> RotaryTable:
+        """Angles of the positions 0 to at least `last_position`."""
+        if last_position >= self._rotary.num_positions:
+            self._rotary = self._table(last_position + 1)
+        return self._rotary
 
     def memory(self, memory: Sequence[KVLayer]) -> LayerMemories:
         """The layers of a memory, whose tensors stay the same for as long as it lives."""

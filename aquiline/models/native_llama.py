@@ -97,19 +97,48 @@ class NativeLlama:
         step = self._inputs.step(rows, memory)
         token_ids = rows.token_ids.contiguous()
         check_tensor(token_ids, "token_ids", (torch.int64,), (step.num_rows,))
-        width, dtype = self.config.hidden_size, self.embedding.dtype
-        hidden_states = torch.empty((step.num_rows, width))
-        features = torch.empty((step.num_rows, width * self._num_features), dtype=dtype)
+        hidden_states, features = self._outputs(step.num_rows)
         self._native.run(
             token_ids.data_ptr(),
             step.handle,
             self._inputs.memory(memory).handle,
             hidden_states.data_ptr(),
             features.data_ptr(),
-            dtype == torch.bfloat16,
+            features.dtype == torch.bfloat16,
         )
-        return TargetStates(hidden_states, features if self._num_features else hidden_states.to(dtype))
+        return self._states(hidden_states, features)
+
+    def forward_built(self, rows: _native.RowBuilder, memory: Sequence[KVLayer]) -> TargetStates:
+        """The same for rows that were put together natively.
+
+        Raises:
+            IndexError: a row with a slot or token that does not exist.
+        """
+        hidden_states, features = self._outputs(rows.num_rows)
+        self._native.run_built(
+            rows,
+            self._inputs.rotary(rows.max_position).handle,
+            self._inputs.memory(memory).handle,
+            hidden_states.data_ptr(),
+            features.data_ptr(),
+            features.dtype == torch.bfloat16,
+        )
+        return self._states(hidden_states, features)
+
+    def move_rows(self, memory: Sequence[KVLayer], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy K and V from slots to slots in every layer; all of a layer's are read before any is written."""
+        numbers_per_row = self.config.num_kv_heads * self.config.head_dim
+        native().move_rows(self._inputs.memory(memory).handle, numbers_per_row, sources, targets)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Next-token logits, float32 [num_rows, vocab], of hidden states after the final norm."""
         return self.head.apply(hidden_states, self.threads)
+
+    def _outputs(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Memory for the hidden states and the features of a step."""
+        width = self.config.hidden_size
+        hidden_states = torch.empty((num_rows, width))
+        return hidden_states, torch.empty((num_rows, width * self._num_features), dtype=self.embedding.dtype)
+
+    def _states(self, hidden_states: Tensor, features: Tensor) -> TargetStates:
+        return TargetStates(hidden_states, features if self._num_features else hidden_states.to(features.dtype))

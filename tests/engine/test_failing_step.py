@@ -14,6 +14,7 @@ from aquiline.engine.engine import Engine
 from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.sample import Sampler
 from aquiline.engine.stream import TextStream
+from aquiline.engine.target_runner import ReferenceRunner
 from aquiline.engine.trace import TreeTrace
 from aquiline.errors import ConsistencyError
 from aquiline.models.eagle import EagleModel
@@ -38,7 +39,7 @@ PLACES: list[tuple[type, str]] = [
     (Drafter, "propose"),
     (Sampler, "accept"),
     (DeviceState, "admit"),
-    (DeviceState, "move_accepted"),
+    (ReferenceRunner, "move_accepted"),
     (DeviceState, "commit"),
     (Committer, "commit"),
     (TextStream, "push"),
@@ -95,9 +96,11 @@ def test_a_failing_step_ends_its_requests_and_the_engine_serves_on(
 
 
 @pytest.mark.parametrize("num_prompt_tokens", range(4, 9))
-@pytest.mark.parametrize("name", ["commit", "move_accepted"])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(DeviceState, "commit"), (ReferenceRunner, "move_accepted")], ids=["commit", "move_accepted"]
+)
 def test_blocks_of_a_failed_step_are_found_only_with_the_features_they_need(
-    monkeypatch: pytest.MonkeyPatch, name: str, num_prompt_tokens: int
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, num_prompt_tokens: int
 ) -> None:
     """With 7 prompt tokens the failing step fills block 1, but its last feature is never kept."""
     engine = make_engine(TinySettings("chain:2", check_consistency=True))
@@ -106,7 +109,7 @@ def test_blocks_of_a_failed_step_are_found_only_with_the_features_they_need(
     engine.add_request("0", job.prompt, job.params)
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(DeviceState, name, raise_step_error)
+        patch.setattr(owner, name, raise_step_error)
         step_until_fault(engine)
     assert_nothing_left(engine)
     again = Job((*job.prompt, *answer[:5]), GREEDY)

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from enum import Enum
 
 class WeightFormat(Enum):
@@ -95,6 +96,24 @@ class EagleWeights: ...
 class RotaryTable: ...
 class StepRows: ...
 
+class RowBuilder:
+    def __init__(self, block_size: int, first_position: int) -> None: ...
+    def add_run(self, block_ids: Sequence[int], first_slot: int, token_ids: Sequence[int]) -> None: ...
+    def add_tree(
+        self,
+        block_ids: Sequence[int],
+        root_slot: int,
+        first_scratch_slot: int,
+        num_nodes: int,
+        tokens: int,
+        parents: int,
+        depths: int,
+    ) -> None: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+
 class ModelMemory:
     @property
     def num_slots(self) -> int: ...
@@ -122,6 +141,7 @@ def eagle_weights(
 ) -> EagleWeights: ...
 def rotary_table(cosines: int, sines: int, num_positions: int) -> RotaryTable: ...
 def model_memory(layers: list[tuple[int, int]], is_bfloat16: bool, num_slots: int) -> ModelMemory: ...
+def move_rows(memory: ModelMemory, numbers_per_row: int, sources: Sequence[int], targets: Sequence[int]) -> None: ...
 def step_rows(
     num_rows: int,
     positions: int,
@@ -146,6 +166,15 @@ class LlamaForward:
         self,
         token_ids: int,
         step: StepRows,
+        memory: ModelMemory,
+        hidden_states: int,
+        features: int,
+        features_are_bfloat16: bool,
+    ) -> None: ...
+    def run_built(
+        self,
+        rows: RowBuilder,
+        rotary: RotaryTable,
         memory: ModelMemory,
         hidden_states: int,
         features: int,
