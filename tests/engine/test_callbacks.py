@@ -6,7 +6,7 @@ import pytest
 
 from aquiline.engine.engine import Engine
 from aquiline.engine.inputs import StepLayout
-from aquiline.engine.sampling_inputs import DenseRowPool
+from aquiline.engine.sampling_inputs import DenseRowPool, SamplingInputs
 from aquiline.engine.trace import TreeTrace
 from aquiline.engine.tree import DraftTree
 from aquiline.engine.verify import Verified, Verifier
@@ -120,10 +120,10 @@ def test_step_seconds_are_those_of_the_steps_a_request_took_part_in(monkeypatch:
         nonlocal now
         now += 1000.0
 
-    def run(verifier: Verifier, step: StepLayout, tree: DraftTree | None) -> Verified:
+    def run(verifier: Verifier, step: StepLayout, tree: DraftTree | None, sampling: SamplingInputs) -> Verified:
         nonlocal now
         now += 1.0
-        return forward(verifier, step, tree)
+        return forward(verifier, step, tree, sampling)
 
     forward = Verifier.run
     monkeypatch.setattr(Verifier, "run", run)
