@@ -109,14 +109,22 @@ void write_group(const GroupPlace& place, WeightFormat format, const Group& grou
     if (format == WeightFormat::q4_1) store_half(place.minimum, group.minimum);
 }
 
-float read_weight(const GroupPlace& place, WeightFormat format, int i) {
+void read_group(const GroupPlace& place, WeightFormat format, float* weights) {
     const float scale = from_float16(load_half(place.scale));
-    if (format == WeightFormat::q8_0) return scale * static_cast<float>(place.values[i / 4 * kBlock + i % 4] - 128);
-    const int in_half = i % kHalfGroup;
-    const int both = place.values[in_half / 4 * kBlock + in_half % 4];
-    const int value = i < kHalfGroup ? both & 0x0f : both >> 4;
-    if (format == WeightFormat::q4_0) return scale * static_cast<float>(value - 8);
-    return scale * static_cast<float>(value) + from_float16(load_half(place.minimum));
+    if (format == WeightFormat::q8_0) {
+        for (int i = 0; i < kGroupSize; ++i) {
+            weights[i] = scale * static_cast<float>(place.values[i / 4 * kBlock + i % 4] - 128);
+        }
+        return;
+    }
+    const bool has_minimum = format == WeightFormat::q4_1;
+    const int middle = has_minimum ? 0 : 8;
+    const float minimum = has_minimum ? from_float16(load_half(place.minimum)) : 0.0f;
+    for (int i = 0; i < kHalfGroup; ++i) {
+        const int both = place.values[i / 4 * kBlock + i % 4];
+        weights[i] = scale * static_cast<float>((both & 0x0f) - middle) + minimum;
+        weights[i + kHalfGroup] = scale * static_cast<float>((both >> 4) - middle) + minimum;
+    }
 }
 
 std::uint16_t* bfloat16_place(const PanelLayout& layout, std::uint8_t* panels, int output, int input) {
@@ -187,11 +195,14 @@ PackedLinear PackedLinear::from_gguf(const std::uint8_t* blocks, int out_feature
 void PackedLinear::unpack_row(int output, float* weights) const {
     const PanelLayout layout = panel_layout(format_, in_features_);
     std::uint8_t* const panels = panels_.data();
-    for (int i = 0; i < in_features_; ++i) {
-        weights[i] = format_ == WeightFormat::bf16
-                         ? aquiline::from_bfloat16(*bfloat16_place(layout, panels, output, i))
-                         : read_weight(group_place(layout, format_, panels, output, i / kGroupSize), format_,
-                                       i % kGroupSize);
+    if (format_ == WeightFormat::bf16) {
+        for (int i = 0; i < in_features_; ++i) {
+            weights[i] = aquiline::from_bfloat16(*bfloat16_place(layout, panels, output, i));
+        }
+        return;
+    }
+    for (int group = 0; group < layout.num_groups; ++group) {
+        read_group(group_place(layout, format_, panels, output, group), format_, weights + group * kGroupSize);
     }
 }
 

@@ -76,12 +76,12 @@ class ConsistencyChecker:
 
     def _compute(self, history: Sequence[int], num_computed: int) -> tuple[KVPool, Tensor]:
         """Target KV, features and draft KV of a history whose last token is not computed; slot = position."""
-        dtype = self._target.embedding.dtype
+        dtype = self._target.feature_dtype
         layout = SlotLayout(num_blocks=1, block_size=len(history), max_num_seqs=1, scratch_per_row=0)
         draft_config = None if self._draft is None else self._draft.config.layers
-        memory = MemoryKind(dtype, self._target.embedding.device, poison=True)
+        memory = MemoryKind(dtype, self._target.device, poison=True)
         pool = KVPool(layout, self._target.config, draft_config, memory)
-        builder = InputBuilder(layout, self._target.embedding.device)
+        builder = InputBuilder(layout, self._target.device)
         replay = Request("replay", tuple(history), SamplingParams(), seed=0, block_ids=[0])
         scheduled = ScheduledRequest(replay, num_computed, draws_token=False, max_draft_depth=0)
         rows = builder.target_rows(StepLayout((), (), (scheduled,), 1), None)

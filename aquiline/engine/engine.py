@@ -79,7 +79,7 @@ class Engine:
         draft_config = self._draft.config if self._draft is not None else None
         self.sizes = EngineSizes.derive(config, target.config, draft_config, planner)
         layout = self.sizes.layout
-        device = target.embedding.device
+        device = target.device
         self.config = config
         self.on_trace = on_trace
         self.cache = BlockCache(layout.num_blocks, layout.block_size, config.cache.enable_prefix_cache)

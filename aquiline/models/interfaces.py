@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from aquiline.models.eagle import DraftStates
@@ -17,7 +18,8 @@ class TargetModel(Protocol):
     """A target; `LlamaModel` says what each part means."""
 
     config: LlamaConfig
-    embedding: Tensor  # [vocab, hidden]; its dtype is that of the features
+    feature_dtype: torch.dtype
+    device: torch.device
 
     def forward(self, rows: ForwardRows, memory: Sequence[KVLayer]) -> TargetStates:
         """Run every row through all layers."""

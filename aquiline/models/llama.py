@@ -46,6 +46,8 @@ class LlamaModel:
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], aux_layer_ids: Sequence[int] = ()) -> None:
         self.config = config
         self.embedding = tensors["model.embed_tokens.weight"]
+        self.feature_dtype = self.embedding.dtype
+        self.device = self.embedding.device
         self.head = self.embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
         self._norm = tensors["model.norm.weight"]
         self._aux_layer_ids = tuple(aux_layer_ids)

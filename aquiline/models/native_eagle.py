@@ -18,7 +18,7 @@ from aquiline.models.llama import ForwardRows
 from aquiline.models.model_config import EagleConfig
 from aquiline.models.native_inputs import NativeInputs
 from aquiline.models.native_llama import FLOATS, NativeLlama
-from aquiline.models.native_weights import WeightPacker, kind_of, layer_shape, plain_embedding
+from aquiline.models.native_weights import EmbeddingRows, WeightPacker, kind_of, layer_shape
 
 if TYPE_CHECKING:
     from aquiline.kernels.cpu import _native
@@ -29,12 +29,12 @@ class NativeEagle:
 
     Attributes:
         draft_to_target_ids: # [draft_vocab] int64
-        embedding: [vocab, hidden].
+        embedding: its own rows, or the target's.
         head: the packed matrix from hidden states to logits over the draft vocabulary.
         num_bytes: memory that the draft's own packed weights take.
     """
 
-    def __init__(self, config: EagleConfig, embedding: Tensor, head: PackedLinear, threads: Threads) -> None:
+    def __init__(self, config: EagleConfig, embedding: EmbeddingRows, head: PackedLinear, threads: Threads) -> None:
         self.config = config
         self.draft_to_target_ids: Tensor
         self.embedding = embedding
@@ -61,12 +61,12 @@ class NativeEagle:
         if config.kind != "eagle3":
             raise UnsupportedFeatureError("native kernels run EAGLE-3 heads; an EAGLE-1 head runs on those of PyTorch")
         packer = WeightPacker(tensors, kind_of(quantization))
-        embedding = tensors["embed_tokens.weight"].contiguous() if config.has_own_embedding else target.embedding
+        embedding = packer.embedding("embed_tokens") if config.has_own_embedding else target.embedding
         head = packer.matrices("lm_head")[0] if config.has_own_head else target.head
         model = cls(config, embedding, head, target.threads)
         model.draft_to_target_ids = tensors["draft_to_target_ids"]
         model._native = native().EagleForward(
-            target.threads.handle, layer_shape(config.layers), plain_embedding(embedding), _weights(config, packer)
+            target.threads.handle, layer_shape(config.layers), embedding.handle, _weights(config, packer)
         )
         model.num_bytes = packer.num_bytes
         return model

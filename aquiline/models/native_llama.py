@@ -16,7 +16,7 @@ from aquiline.models.kv_layer import KVLayer
 from aquiline.models.llama import ForwardRows, TargetStates
 from aquiline.models.model_config import LlamaConfig
 from aquiline.models.native_inputs import NativeInputs
-from aquiline.models.native_weights import WeightPacker, kind_of, layer_shape, plain_embedding
+from aquiline.models.native_weights import EmbeddingRows, WeightPacker, kind_of, layer_shape
 
 if TYPE_CHECKING:
     from aquiline.kernels.cpu import _native
@@ -28,17 +28,28 @@ FLOATS = (torch.float32, torch.bfloat16)
 class NativeLlama:
     """A Llama decoder over slot-addressed K/V memory, made by `pack`.
 
-    Rows are float32 between operations; features have the dtype of the embedding, as K/V memory should. The bits of a
-    row do not depend on other rows, on the number of threads, or on where its K and V lie.
+    Rows are float32 between operations; features have the dtype of the weights it was made from. The bits of a row do
+    not depend on other rows, on the number of threads, or on where its K and V lie.
 
     Attributes:
-        embedding: [vocab, hidden]; its dtype is that of the features.
+        feature_dtype: of the features, float32 or bfloat16.
+        embedding: the rows that tokens start from; a draft without its own reads them too.
         head: the packed matrix from hidden states to logits.
         num_bytes: memory that the packed weights take.
     """
 
-    def __init__(self, config: LlamaConfig, embedding: Tensor, head: PackedLinear, threads: Threads) -> None:
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        feature_dtype: torch.dtype,
+        embedding: EmbeddingRows,
+        head: PackedLinear,
+        threads: Threads,
+    ) -> None:
         self.config = config
+        self.feature_dtype = feature_dtype
         self.embedding = embedding
         self.head = head
         self.threads = threads
@@ -73,17 +84,18 @@ class NativeLlama:
         """
         kept = dict(blocks or {}) if quantization == "auto" else {}
         packer = WeightPacker(tensors, kind_of(quantization), kept)
-        embedding = tensors[f"{EMBEDDING}.weight"].contiguous()
+        feature_dtype = tensors[FINAL_NORM].dtype
         (head,) = packer.matrices(EMBEDDING if config.tie_word_embeddings else HEAD)
-        model = cls(config, embedding, head, threads or Threads(1))
-        module = native()
-        shares_head = config.tie_word_embeddings and f"{EMBEDDING}.weight" in kept
-        table = module.packed_embedding(head.handle) if shares_head else plain_embedding(embedding)
+        # A head that holds every number of the file, as blocks and bfloat16 do, need not lie beside its own copy.
+        is_exact = (packer.kind == "bf16" and feature_dtype is torch.bfloat16) or f"{EMBEDDING}.weight" in kept
+        shares_head = config.tie_word_embeddings and is_exact
+        embedding = EmbeddingRows.of_head(head) if shares_head else packer.embedding(EMBEDDING)
+        model = cls(config, feature_dtype, embedding, head, threads or Threads(1))
         final_norm = packer.norm(FINAL_NORM)
-        model._native = module.LlamaForward(
+        model._native = native().LlamaForward(
             model.threads.handle,
             layer_shape(config),
-            table,
+            embedding.handle,
             [packer.layer(f"model.layers.{index}.") for index in range(config.num_layers)],
             final_norm.data_ptr(),
             sorted(aux_layer_ids),
@@ -138,7 +150,7 @@ class NativeLlama:
         """Memory for the hidden states and the features of a step."""
         width = self.config.hidden_size
         hidden_states = torch.empty((num_rows, width))
-        return hidden_states, torch.empty((num_rows, width * self._num_features), dtype=self.embedding.dtype)
+        return hidden_states, torch.empty((num_rows, width * self._num_features), dtype=self.feature_dtype)
 
     def _states(self, hidden_states: Tensor, features: Tensor) -> TargetStates:
         return TargetStates(hidden_states, features if self._num_features else hidden_states.to(features.dtype))

@@ -22,6 +22,26 @@ if TYPE_CHECKING:
 KINDS: dict[str, str] = {"none": "bf16", "auto": "bf16", "int8": "int8", "int4": "int4"}
 
 
+class EmbeddingRows:
+    """Rows that tokens start from, made by `of_tensor` or `of_head`."""
+
+    def __init__(self, handle: _native.EmbeddingTable, table: Tensor | None) -> None:
+        self.handle = handle
+        self._table = table  # the extension module holds its address only
+
+    @classmethod
+    def of_tensor(cls, table: Tensor) -> EmbeddingRows:
+        """The rows of a float32 or bfloat16 matrix [vocab, hidden]."""
+        table = table.contiguous()
+        is_bfloat16 = table.dtype == torch.bfloat16
+        return cls(native().plain_embedding(table.data_ptr(), is_bfloat16, table.shape[0], table.shape[1]), table)
+
+    @classmethod
+    def of_head(cls, head: PackedLinear) -> EmbeddingRows:
+        """The rows of a packed head, which serves both ends of a tied model."""
+        return cls(native().packed_embedding(head.handle), None)
+
+
 @dataclass
 class WeightPacker:
     """Packs the matrices of a model, each once.
@@ -58,6 +78,10 @@ class WeightPacker:
     def norm(self, name: str) -> Tensor:
         """A norm's weights in float32; the caller keeps them alive until they are copied."""
         return self.tensors[name].float().contiguous()
+
+    def embedding(self, name: str) -> EmbeddingRows:
+        """An embedding of its own memory, in the type of its tensor."""
+        return EmbeddingRows.of_tensor(self.tensors[f"{name}.weight"])
 
     def layer(self, prefix: str) -> _native.LayerWeights:
         """A decoder layer; `prefix` is its name with a dot behind it."""
@@ -116,14 +140,6 @@ def kind_of(quantization: str) -> str:
     if quantization not in KINDS:
         raise InvalidParameterError(f"quantization is {quantization!r}; it can be {', '.join(KINDS)}")
     return KINDS[quantization]
-
-
-def plain_embedding(table: Tensor) -> _native.EmbeddingTable:
-    """An embedding whose memory the caller keeps alive."""
-    embedding: _native.EmbeddingTable = native().plain_embedding(
-        table.data_ptr(), table.dtype == torch.bfloat16, table.shape[0], table.shape[1]
-    )
-    return embedding
 
 
 def _joined(weights: list[Tensor]) -> Tensor:
