@@ -23,6 +23,12 @@ bool LinearStack::reads(ActivationKind kind) const {
     return false;
 }
 
+std::int64_t LinearStack::num_bytes() const {
+    std::int64_t total = 0;
+    for (const auto& part : parts_) total += part->num_bytes();
+    return total;
+}
+
 void LinearStack::apply(ThreadPool& threads, const Activations& activations, int num_rows, float* out,
                         std::int64_t out_stride) const {
     for (const auto& part : parts_) {

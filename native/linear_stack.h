@@ -23,6 +23,7 @@ public:
     int in_features() const { return in_features_; }
     int out_features() const { return out_features_; }
     bool reads(ActivationKind kind) const;
+    std::int64_t num_bytes() const;
 
     void apply(ThreadPool& threads, const Activations& activations, int num_rows, float* out,
                std::int64_t out_stride) const;

@@ -25,6 +25,7 @@ public:
 
     int num_layers() const { return static_cast<int>(layers_.size()); }
     const HeadShape& heads() const { return shape_.heads; }
+    const DecoderLayer& layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
 
     // Writes K and V of every row to its slot, the normalised last states to `hidden_states` (float32), and the outputs
     // of the auxiliary layers side by side to `features`. Calls from several threads take turns.

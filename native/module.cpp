@@ -5,4 +5,5 @@ NB_MODULE(_native, module) {
     aquiline::bind_packed_linear(module);
     aquiline::bind_kernels(module);
     aquiline::bind_forward(module);
+    aquiline::bind_measure(module);
 }
