@@ -89,6 +89,11 @@ class LLM:
         self.engine = Engine(self._models, self.config)
         self._num_calls = 0
 
+    @property
+    def models(self) -> EngineModels:
+        """Target and draft as they were loaded, for programs that measure them."""
+        return self._models
+
     def reconfigured(self, config: EngineConfig) -> LLM:
         """The same loaded models behind other settings of the engine.
 

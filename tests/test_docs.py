@@ -70,7 +70,8 @@ def test_shown_commands_parse(command: str) -> None:
 @pytest.mark.parametrize("command", sorted(set(commands("aquiline "))))
 def test_shown_commands_run(command: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = shlex.split(re.sub(r" --max-tokens \d+", "", command))[1:]
-    assert main([*argv, "--max-tokens", "8"] if argv[0] in ("generate", "bench") else argv) == 0
+    answers = argv[0] == "generate" or "--max-tokens" in command
+    assert main([*argv, "--max-tokens", "8"] if answers else argv) == 0
     assert capsys.readouterr().out
 
 
@@ -103,11 +104,21 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip().strip("`") for cell in row.strip("|").split(" | ")] for row in found]
 
 
+def subcommand(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
+    """The parser of one of the commands of `parser`."""
+    subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    found: argparse.ArgumentParser = subparsers.choices[name]
+    return found
+
+
+def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """The actions of a parser by their option."""
+    return {action.option_strings[-1]: action for action in parser._actions if action.option_strings}
+
+
 def generate_actions() -> dict[str, argparse.Action]:
     """The actions of `aquiline generate` by their option."""
-    parser = build_parser()
-    subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return {action.option_strings[-1]: action for action in subparsers.choices["generate"]._actions}
+    return options_of(subcommand(build_parser(), "generate"))
 
 
 def spelt(default: object) -> str:
@@ -127,6 +138,17 @@ def test_defaults_of_the_command_line_are_documented(heading: str) -> None:
     actions = generate_actions()
     wrong = {flag: default for flag, default, _ in rows(heading) if spelt(actions[flag].default) != default}
     assert wrong == ({"--threads": "PyTorch's choice"} if heading == "Model and prompts" else {})
+
+
+@pytest.mark.parametrize(("heading", "name"), [("Speed of whole answers", "offline"), ("Kernels", "kernels")])
+def test_options_of_measurements_are_documented(heading: str, name: str) -> None:
+    section = (ROOT / "docs" / "measuring.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \|", section, re.MULTILINE))
+    options = options_of(subcommand(subcommand(build_parser(), "bench"), name))
+    own = set(options) - set(generate_actions()) | {"--json"}
+    assert own <= set(listed) <= set(options)
+    defaults = {flag: "required" if options[flag].required else spelt(options[flag].default) for flag in listed}
+    assert {flag: default.strip("`") for flag, default in listed.items()} == defaults
 
 
 def test_sampling_fields_and_defaults_are_documented() -> None:

@@ -66,7 +66,7 @@ BELOW: dict[str, set[str]] = {
     "engine": {"records", "text", "kernels", "models"},
     "llm": {"records", "text", "store", "kernels", "models", "engine"},
     "training": {"records", "text", "store", "kernels", "models", "engine", "llm"},
-    "benchmark": {"records", "llm"},
+    "benchmark": {"records", "text", "store", "kernels", "models", "engine", "llm"},
     "server": {"records", "llm"},
     "cli": {"records", "text", "store", "engine", "llm", "training", "benchmark", "server"},
 }

@@ -142,6 +142,16 @@ class NativeLlama:
         numbers_per_row = self.config.num_kv_heads * self.config.head_dim
         native().move_rows(self._inputs.memory(memory).handle, numbers_per_row, sources, targets)
 
+    def layer_parts(self, part: str) -> list[_native.LinearStack]:
+        """One linear layer of every decoder layer, for programs that measure it.
+
+        Args:
+            part: query_key_value, output, gate_up or down.
+        """
+        module = native()
+        kind = getattr(module.LayerPart, part)
+        return [module.layer_part(self._native, index, kind) for index in range(self.config.num_layers)]
+
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Next-token logits, float32 [num_rows, vocab], of hidden states after the final norm."""
         return self.head.apply(hidden_states, self.threads)

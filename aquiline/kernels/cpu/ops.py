@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -57,7 +59,14 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, inputs: AttentionInputs, threads: Threads
 ) -> Tensor:
-    """softmax(query . key / sqrt(head_dim)) . value for grouped-query heads.
+    """softmax(query . key / sqrt(head_dim)) . value for grouped-query heads; arguments as for `prepared_attention`."""
+    return prepared_attention(query, key_cache, value_cache, inputs, threads)()
+
+
+def prepared_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, inputs: AttentionInputs, threads: Threads
+) -> Callable[[], Tensor]:
+    """Attention whose arguments are checked and handed over once; each call computes it anew.
 
     Args:
         query: float32 [num_rows, num_heads, head_dim].
@@ -85,11 +94,15 @@ def attention(
         key_cache.dtype == torch.bfloat16,
         num_slots,
     )
-    out = torch.empty_like(query)
-    module.attention(
-        threads.handle, call, query.data_ptr(), num_rows, groups.handles, groups.first_position, out.data_ptr()
-    )
-    return out
+
+    def run() -> Tensor:
+        out = torch.empty_like(query)
+        module.attention(
+            threads.handle, call, query.data_ptr(), num_rows, groups.handles, groups.first_position, out.data_ptr()
+        )
+        return out
+
+    return run
 
 
 def draw_tokens(processed: Tensor, temperatures: Tensor | None, keys: Tensor, threads: Threads) -> Tensor:

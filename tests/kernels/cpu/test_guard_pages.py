@@ -78,6 +78,7 @@ def run_guarded() -> None:
     native().guard_allocations(True)
     generator = torch.Generator().manual_seed(1)
     threads = Threads(2)
+    native().MemoryBuffer(256 * 5).read(threads.handle)
     for out_features, in_features in ((1, 32), (17, 96), (47, 160)):
         weight = guarded(torch.randn(out_features, in_features, generator=generator))
         layers = [PackedLinear.from_tensor(weight, kind) for kind in ("bf16", "int8", "int4")]
