@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from aquiline.errors import ModelFormatError, UnsupportedFeatureError
-from aquiline.gguf_file import reading_gguf
+from aquiline.gguf_file import read_gguf_directory
 from aquiline.token_bytes import SENTENCEPIECE_SPACE
 from aquiline.tokenizer_parts import TokenizerParts, add_token
 
@@ -145,10 +145,7 @@ def read_metadata(path: Path) -> Metadata:
     Raises:
         ModelFormatError: the file is damaged, or no GGUF file at all.
     """
-    with reading_gguf(path) as reader:
-        fields = reader.fields
-        values = {name: field.contents() for name, field in fields.items() if name.startswith("tokenizer.")}
-    return Metadata(path, values)
+    return Metadata(path, read_gguf_directory(path).metadata)
 
 
 def _read_vocabulary(metadata: Metadata) -> Vocabulary:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,11 +13,17 @@ from aquiline.errors import InvalidParameterError, UnsupportedFeatureError
 from aquiline.kernels import cpu
 from aquiline.kernels.cpu.packed import GROUP_SIZE, Threads
 from aquiline.models.eagle import EagleModel
-from aquiline.models.gguf_blocks import GgufBlocks
-from aquiline.models.gguf_reader import read_gguf_blocks
 from aquiline.models.interfaces import DraftModel, TargetModel
 from aquiline.models.llama import LlamaModel
-from aquiline.models.loading import LoadedDraft, LoadedTarget, load_draft, load_target
+from aquiline.models.load_progress import LoadCallback, LoadProgress
+from aquiline.models.loading import (
+    LoadedDraft,
+    LoadedTarget,
+    expected_draft_tensors,
+    expected_target_tensors,
+    open_draft,
+    open_target,
+)
 from aquiline.models.model_config import LlamaConfig
 from aquiline.models.native_eagle import NativeEagle
 from aquiline.models.native_llama import NativeLlama
@@ -52,14 +58,30 @@ class AssembledModels:
     backend: Backend
 
 
-def assemble_models(target_path: Path, draft_path: Path | None, settings: ModelSettings) -> AssembledModels:
-    """Load a target and its draft.
+def assemble_models(
+    target_path: Path, draft_path: Path | None, settings: ModelSettings, on_progress: LoadCallback | None = None
+) -> AssembledModels:
+    """Load a target and its draft, one matrix after the other.
+
+    Args:
+        on_progress: called after each tensor with the number of weights that are loaded, and of how many.
 
     Raises:
         UserError: a file that cannot be used, a draft for another target, or a backend that cannot run them.
     """
-    target = load_target(target_path, settings.dtype)
-    draft = None if draft_path is None else load_draft(draft_path, target.config, settings.dtype)
+    progress = LoadProgress(on_progress or (lambda num_done, num_total: None))
+    target = open_target(target_path, settings.dtype, partial(progress.read, "target"))
+    progress.expect("target", expected_target_tensors(target.config))
+    draft = None
+    if draft_path is not None:
+        draft = open_draft(draft_path, target.config, settings.dtype, partial(progress.read, "draft"))
+        progress.expect("draft", expected_draft_tensors(draft.config))
+    models = _assemble(target, draft, settings)
+    progress.finish()
+    return models
+
+
+def _assemble(target: LoadedTarget, draft: LoadedDraft | None, settings: ModelSettings) -> AssembledModels:
     obstacle = _obstacle(target.config, draft, settings)
     if settings.backend == "cpu" and obstacle is not None:
         raise UnsupportedFeatureError(f"--backend is 'cpu', and {obstacle}; use --backend pytorch")
@@ -70,8 +92,7 @@ def assemble_models(target_path: Path, draft_path: Path | None, settings: ModelS
                 f"--quantization is {settings.quantization!r}, but this model {reason}, which has no quantised weights"
             )
         return _on_pytorch(target, draft)
-    blocks = read_gguf_blocks(target_path) if target_path.is_file() and settings.quantization == "auto" else {}
-    return _on_native_kernels(target, draft, blocks, settings)
+    return _on_native_kernels(target, draft, settings)
 
 
 def _obstacle(target: LlamaConfig, draft: LoadedDraft | None, settings: ModelSettings) -> str | None:
@@ -90,20 +111,19 @@ def _obstacle(target: LlamaConfig, draft: LoadedDraft | None, settings: ModelSet
 
 
 def _on_pytorch(loaded: LoadedTarget, draft: LoadedDraft | None) -> AssembledModels:
+    tensors = dict(loaded.tensors)
     if draft is None:
-        return AssembledModels(LlamaModel(loaded.config, loaded.tensors), None, "pytorch")
-    target = LlamaModel(loaded.config, loaded.tensors, draft.config.aux_layer_ids)
-    eagle = EagleModel(draft.config, draft.tensors, target.embedding, target.head)
+        return AssembledModels(LlamaModel(loaded.config, tensors), None, "pytorch")
+    target = LlamaModel(loaded.config, tensors, draft.config.aux_layer_ids)
+    eagle = EagleModel(draft.config, dict(draft.tensors), target.embedding, target.head)
     return AssembledModels(target, eagle, "pytorch")
 
 
-def _on_native_kernels(
-    loaded: LoadedTarget, draft: LoadedDraft | None, blocks: Mapping[str, GgufBlocks], settings: ModelSettings
-) -> AssembledModels:
+def _on_native_kernels(loaded: LoadedTarget, draft: LoadedDraft | None, settings: ModelSettings) -> AssembledModels:
     aux_layer_ids = () if draft is None else draft.config.aux_layer_ids
     threads = Threads(settings.num_threads)
     target = NativeLlama.pack(
-        loaded.config, loaded.tensors, settings.quantization, threads, aux_layer_ids=aux_layer_ids, blocks=blocks
+        loaded.config, loaded.tensors, settings.quantization, threads, aux_layer_ids=aux_layer_ids, blocks=loaded.blocks
     )
     if draft is None:
         return AssembledModels(target, None, "cpu")

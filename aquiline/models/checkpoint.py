@@ -141,7 +141,9 @@ def _stored_in_safetensors(file: Any, name: str, path: Path) -> StoredTensor:
 
     def read() -> Tensor:
         try:
-            tensor = file.get_tensor(name)
+            # Pages of a file that stays open would count as this process's memory until the last tensor is read.
+            with safe_open(path, framework="pt") as reopened:
+                tensor = reopened.get_tensor(name)
         except (SafetensorError, OSError, ValueError, AttributeError) as error:
             raise _damaged(path, error) from None
         assert isinstance(tensor, Tensor)

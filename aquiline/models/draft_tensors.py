@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from aquiline.errors import ModelFormatError
 from aquiline.models.checkpoint import StoredTensor, is_rotary_table, open_checkpoint
 from aquiline.models.model_config import EagleConfig
+from aquiline.models.stored_weights import ReadCallback, StoredWeights
 from aquiline.models.tensor_checks import check_names, check_shapes, describe_sizes, read_weight
 from aquiline.models.tensor_shapes import ID_MAP, expected_draft_tensors
 
@@ -38,13 +40,18 @@ def open_draft_tensors(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def read_draft_tensors(
-    folder: Path, config: EagleConfig, stored: Mapping[str, StoredTensor], dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """The tensors of `expected_draft_tensors(config)`, weights in `dtype`.
+def draft_tensors(
+    folder: Path,
+    config: EagleConfig,
+    stored: Mapping[str, StoredTensor],
+    dtype: torch.dtype,
+    on_read: ReadCallback | None = None,
+) -> Mapping[str, Tensor]:
+    """The tensors of `expected_draft_tensors(config)`, weights in `dtype`, read each time one is looked up.
 
     Args:
         stored: what `open_draft_tensors` found.
+        on_read: called with the name of a tensor after it was read.
 
     Raises:
         ModelFormatError: a tensor missing, unexpected, misshapen, of another type, not finite, or a map that is wrong.
@@ -56,9 +63,9 @@ def read_draft_tensors(
     check_names(folder, weights, expected, " (a file may spell layers.0 as midlayer)")
     sizes = f"{describe_sizes(config.layers)}, draft_vocab_size {config.draft_vocab_size}"
     check_shapes(weights, expected, f"{sizes}, {len(config.aux_layer_ids)} auxiliary layers")
-    tensors = {name: read_weight(weights[name], dtype) for name in expected}
-    tensors[ID_MAP] = _read_id_map(folder, config, maps)
-    return tensors
+    id_map = _read_id_map(folder, config, maps)
+    readers = {name: partial(read_weight, weights[name], dtype) for name in expected}
+    return StoredWeights({**readers, ID_MAP: lambda: id_map}, on_read)
 
 
 def _read_id_map(folder: Path, config: EagleConfig, maps: Mapping[str, StoredTensor]) -> Tensor:

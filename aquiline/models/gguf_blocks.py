@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from aquiline.kernels.cpu.packed import GGUF_GROUP_BYTES
+
 # The types whose weights native kernels multiply as they are.
-KEPT_TYPES = ("Q8_0", "Q4_0", "Q4_1")
+KEPT_TYPES = tuple(GGUF_GROUP_BYTES)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Targets in GGUF files, the format of llama.cpp.
 
-Weights are dequantised one tensor at a time, a few rows at a time, straight into the type they are kept in.
+Weights are read one tensor at a time: as they are stored, or dequantised a few rows at a time, straight into the type
+they are kept in.
 
 llama.cpp rotates neighbouring numbers, Hugging Face numbers half a head apart, so a GGUF file holds the rows of q and k
 of each head interleaved. Worked example, a head of width 4 with rows a b c d in Hugging Face's order:
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,12 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from aquiline.errors import ModelFormatError, UnsupportedFeatureError
-from aquiline.gguf_file import reading_gguf
+from aquiline.gguf_file import GgufTensor, read_gguf_directory
+from aquiline.kernels.cpu.packed import scales_of
 from aquiline.models.gguf_blocks import KEPT_TYPES, GgufBlocks
 from aquiline.models.gguf_config import ARCHITECTURE, TOKENS, GgufLayout, check_architecture, read_gguf_config
 from aquiline.models.model_config import LlamaConfig
+from aquiline.models.stored_weights import ReadCallback, StoredWeights
 from aquiline.models.tensor_checks import check_finite, describe_sizes
 from aquiline.models.tensor_shapes import expected_target_tensors
 
@@ -56,55 +61,59 @@ STORAGE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "
 CHUNK_SIZE = 2**24
 
 
-def read_gguf(path: Path, dtype: torch.dtype) -> tuple[LlamaConfig, dict[str, Tensor]]:
-    """Settings and tensors of a target, by the names and in the shapes of `expected_target_tensors(config)`.
+@dataclass(frozen=True)
+class GgufModel:
+    """A target in a GGUF file; no weight is read before it is looked up.
+
+    Attributes:
+        tensors: by the names and in the shapes of `expected_target_tensors(config)`.
+        blocks: the matrices among them that native kernels multiply as they are stored; rows of q and k in our order.
+            Reading one raises ModelFormatError where a scale is not finite.
+    """
+
+    config: LlamaConfig
+    tensors: Mapping[str, Tensor]
+    blocks: Mapping[str, GgufBlocks]
+
+
+def open_gguf(path: Path, dtype: torch.dtype, on_read: ReadCallback | None = None) -> GgufModel:
+    """Settings and tensors of a target.
 
     Args:
-        dtype: of the tensors in memory.
+        dtype: of `tensors` in memory.
+        on_read: called with the name of a tensor after it was read, as numbers or as blocks.
 
     Raises:
-        ModelFormatError: not a GGUF file, damaged, or metadata and tensors do not fit each other.
+        ModelFormatError: not a GGUF file, damaged, or metadata and tensors do not fit each other; also raised by
+            `tensors`, for one that holds NaN or infinite values.
         UnsupportedFeatureError: another architecture, a storage type or a feature that Aquiline does not run.
     """
-    config, stored = _open_model(path)
-    names = {file_name: _canonical_name(file_name) for file_name in stored if file_name != FREQUENCY_FACTORS}
-    expected = expected_target_tensors(config)
-    _check_names(path, names, expected)
-    tensors = {}
-    for file_name, name in names.items():
-        assert name is not None
-        if _shape(stored[file_name]) != expected[name]:
-            raise ModelFormatError(
-                f"{path}: {file_name} has shape {list(_shape(stored[file_name]))}; the settings ask for "
-                f"{list(expected[name])} ({describe_sizes(config)})"
-            )
-        tensors[name] = _read_tensor(path, stored[file_name], dtype)
+    directory = read_gguf_directory(path)
+    metadata = {
+        name: value
+        for name, value in directory.metadata.items()
+        if not name.startswith("tokenizer.") or name.endswith("_id")
+    }
+    check_architecture(metadata, str(path))
+    tokens = directory.metadata.get(TOKENS)
+    layout = _read_layout(path, directory.tensors, len(tokens) if isinstance(tokens, list) else None)
+    config = read_gguf_config(metadata, layout, str(path))
+    stored = _checked_tensors(path, config, directory.tensors)
+
+    def read_tensor(name: str) -> Tensor:
+        tensor = dequantise(stored[name], dtype)
         num_heads = _num_rotated_heads(name, config)
-        if num_heads:
-            tensors[name] = unpermute(tensors[name], num_heads)
-    return config, tensors
+        return unpermute(tensor, num_heads) if num_heads else tensor
 
+    def read_blocks(name: str) -> GgufBlocks:
+        return _read_blocks(stored[name], _num_rotated_heads(name, config))
 
-def read_gguf_blocks(path: Path) -> dict[str, GgufBlocks]:
-    """The matrices of a target, by the names of `read_gguf`, as the file stores them; rows of q and k in our order.
-
-    Only those of a type that native kernels keep as it is.
-
-    Raises:
-        ModelFormatError, UnsupportedFeatureError: as for `read_gguf`, which has to have accepted the file.
-    """
-    config, stored = _open_model(path)
-    found = {}
-    for file_name, tensor in stored.items():
-        name, storage, shape = _canonical_name(file_name), GGMLQuantizationType(tensor.tensor_type).name, _shape(tensor)
-        if name is None or storage not in KEPT_TYPES or len(shape) != 2:
-            continue
-        blocks = np.ascontiguousarray(tensor.data).reshape(shape[0], -1)
-        num_heads = _num_rotated_heads(name, config)
-        if num_heads:
-            blocks = np.ascontiguousarray(unpermute(torch.from_numpy(blocks.copy()), num_heads).numpy())
-        found[name] = GgufBlocks(blocks, storage, (shape[0], shape[1]))
-    return found
+    kept = [name for name, tensor in stored.items() if tensor.storage in KEPT_TYPES and len(tensor.shape) == 2]
+    return GgufModel(
+        config,
+        StoredWeights({name: partial(read_tensor, name) for name in stored}, on_read),
+        StoredWeights({name: partial(read_blocks, name) for name in kept}, on_read),
+    )
 
 
 def unpermute(tensor: Tensor, num_heads: int) -> Tensor:
@@ -113,46 +122,35 @@ def unpermute(tensor: Tensor, num_heads: int) -> Tensor:
     return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
-def _open_model(path: Path) -> tuple[LlamaConfig, dict[str, Any]]:
-    """Settings of the model in a file, and its stored tensors by the file's own names."""
-    reader, metadata = _open(path)
-    check_architecture(metadata, str(path))
-    stored = {tensor.name: tensor for tensor in reader.tensors}
-    tokens = reader.get_field(TOKENS)
-    layout = _read_layout(path, stored, None if tokens is None else len(tokens.data))
-    config = read_gguf_config(metadata, layout, str(path))
-    return config, stored
+def _checked_tensors(path: Path, config: LlamaConfig, tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
+    """The tensors of a model by Hugging Face's names, each of a type and shape that can be read."""
+    names = {file_name: _canonical_name(file_name) for file_name in tensors if file_name != FREQUENCY_FACTORS}
+    expected = expected_target_tensors(config)
+    _check_names(path, names, expected)
+    stored = {}
+    for file_name, name in names.items():
+        assert name is not None
+        tensor = tensors[file_name]
+        _check_storage(tensor)
+        if tensor.shape != expected[name]:
+            raise ModelFormatError(
+                f"{path}: {file_name} has shape {list(tensor.shape)}; the settings ask for {list(expected[name])} "
+                f"({describe_sizes(config)})"
+            )
+        stored[name] = tensor
+    return stored
 
 
-def _open(path: Path) -> tuple[gguf.GGUFReader, dict[str, Any]]:
-    """The file's directory of tensors, and its metadata without the tokenizer's lists."""
-    with reading_gguf(path) as reader:
-        metadata = {
-            name: _field_value(field)
-            for name, field in reader.fields.items()
-            if not name.startswith("tokenizer.") or name.endswith("_id")
-        }
-    return reader, metadata
-
-
-def _field_value(field: Any) -> Any:
-    """A metadata value; a float32 becomes the shortest decimal that it stands for, so that 1e-5 stays 1e-5."""
-    value = field.contents()
-    if field.types == [gguf.GGUFValueType.FLOAT32]:
-        return float(str(np.float32(value)))
-    return value
-
-
-def _read_layout(path: Path, stored: Mapping[str, Any], num_tokens: int | None) -> GgufLayout:
-    if EMBEDDING not in stored or len(_shape(stored[EMBEDDING])) != 2:
+def _read_layout(path: Path, stored: Mapping[str, GgufTensor], num_tokens: int | None) -> GgufLayout:
+    if EMBEDDING not in stored or len(stored[EMBEDDING].shape) != 2:
         raise ModelFormatError(f"{path} lacks {EMBEDDING}, a matrix with a row for each token; fetch it again")
     factors = None
     if FREQUENCY_FACTORS in stored:
-        factors = tuple(_read_tensor(path, stored[FREQUENCY_FACTORS], torch.float32).flatten().tolist())
+        factors = tuple(dequantise(stored[FREQUENCY_FACTORS], torch.float32).flatten().tolist())
         if min(factors) <= 0:
             raise ModelFormatError(f"{path}: {FREQUENCY_FACTORS} holds {min(factors):g}; its factors must be positive")
     return GgufLayout(
-        vocab_size=_shape(stored[EMBEDDING])[0],
+        vocab_size=stored[EMBEDDING].shape[0],
         num_tokens=num_tokens,
         has_head=HEAD in stored,
         has_attention_bias=_has_bias(stored, "attn_q", "attn_k", "attn_v"),
@@ -200,27 +198,41 @@ def _check_names(path: Path, names: Mapping[str, str | None], expected: Mapping[
         )
 
 
-def _shape(stored: Any) -> tuple[int, ...]:
-    """Shape as Hugging Face writes it: GGUF lists the fastest dimension first."""
-    return tuple(int(size) for size in reversed(stored.shape))
-
-
-def _read_tensor(path: Path, stored: Any, dtype: torch.dtype) -> Tensor:
-    storage = GGMLQuantizationType(stored.tensor_type).name
-    if storage not in STORAGE_TYPES:
+def _check_storage(tensor: GgufTensor) -> None:
+    if tensor.storage not in STORAGE_TYPES:
         raise UnsupportedFeatureError(
-            f"{path}: {stored.name} is stored as {storage}; Aquiline reads {', '.join(STORAGE_TYPES)}"
+            f"{tensor.path}: {tensor.name} is stored as {tensor.storage}; Aquiline reads {', '.join(STORAGE_TYPES)}"
         )
-    shape = _shape(stored)
-    packed = stored.data.reshape(-1, stored.data.shape[-1])  # [num_rows, packed width]
-    tensor = torch.empty((len(packed), shape[-1]), dtype=dtype)  # [num_rows, width]
-    num_rows = max(1, CHUNK_SIZE // max(1, shape[-1]))
+
+
+def dequantise(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
+    """The numbers of a tensor.
+
+    Raises:
+        ModelFormatError: the file cannot be read, or holds NaN or infinite values.
+        UnsupportedFeatureError: a storage type that Aquiline does not read.
+    """
+    _check_storage(tensor)
+    kind, width = GGMLQuantizationType[tensor.storage], tensor.shape[-1]
+    stored = tensor.read()  # [num_rows, bytes of a row]
+    numbers = torch.empty((len(stored), width), dtype=dtype)  # [num_rows, width]
+    num_rows = max(1, CHUNK_SIZE // width)
     with np.errstate(all="ignore"):
-        for start in range(0, len(packed), num_rows):
-            rows = gguf.quants.dequantize(packed[start : start + num_rows], stored.tensor_type)
-            tensor[start : start + num_rows] = torch.from_numpy(np.require(rows, np.float32, ["W"]))
-    check_finite(tensor, stored.name, str(path))
-    return tensor.view(shape)
+        for start in range(0, len(stored), num_rows):
+            rows = gguf.quants.dequantize(stored[start : start + num_rows], kind)
+            numbers[start : start + num_rows] = torch.from_numpy(np.require(rows, np.float32, ["W"]))
+    check_finite(numbers, tensor.name, str(tensor.path))
+    return numbers.view(tensor.shape)
+
+
+def _read_blocks(tensor: GgufTensor, num_heads: int) -> GgufBlocks:
+    """The bytes of a matrix; with `num_heads` above 0, rows are brought into our order."""
+    blocks = tensor.read()
+    if not np.isfinite(scales_of(blocks, tensor.storage)).all():
+        raise ModelFormatError(f"{tensor.path}: {tensor.name} holds NaN or infinite scales; fetch the file again")
+    if num_heads:
+        blocks = unpermute(torch.from_numpy(blocks), num_heads).numpy()
+    return GgufBlocks(blocks, tensor.storage, (tensor.shape[0], tensor.shape[1]))
 
 
 def _num_rotated_heads(name: str, config: LlamaConfig) -> int:

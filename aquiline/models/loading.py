@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,10 +14,12 @@ from aquiline.errors import ModelFormatError, ModelNotFoundError
 from aquiline.models.checkpoint import StoredTensor, is_rotary_table, open_checkpoint
 from aquiline.models.config_reader import read_target_config
 from aquiline.models.draft_reader import read_draft_config
-from aquiline.models.draft_tensors import open_draft_tensors, read_draft_tensors
-from aquiline.models.gguf_reader import read_gguf
+from aquiline.models.draft_tensors import draft_tensors, open_draft_tensors
+from aquiline.models.gguf_blocks import GgufBlocks
+from aquiline.models.gguf_reader import open_gguf
 from aquiline.models.model_config import EagleConfig, LlamaConfig
-from aquiline.models.tensor_checks import check_names, check_shapes, describe_sizes, read_weight
+from aquiline.models.stored_weights import ReadCallback
+from aquiline.models.tensor_checks import check_names, check_shapes, describe_sizes, stored_tensors
 from aquiline.models.tensor_shapes import EMBEDDING, HEAD, expected_draft_tensors, expected_target_tensors
 
 __all__ = [
@@ -26,6 +29,8 @@ __all__ = [
     "expected_target_tensors",
     "load_draft",
     "load_target",
+    "open_draft",
+    "open_target",
 ]
 
 
@@ -35,10 +40,12 @@ class LoadedTarget:
 
     Attributes:
         tensors: by the names and in the shapes of `expected_target_tensors(config)`.
+        blocks: those of a GGUF file that native kernels multiply as they are stored.
     """
 
     config: LlamaConfig
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
+    blocks: Mapping[str, GgufBlocks] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,46 +58,62 @@ class LoadedDraft:
     """
 
     config: EagleConfig
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
 
 
 def load_target(path: Path, dtype: torch.dtype) -> LoadedTarget:
-    """Read a target from a Hugging Face folder or a GGUF file.
+    """Read a target into memory; otherwise as `open_target`."""
+    target = open_target(path, dtype)
+    return LoadedTarget(target.config, dict(target.tensors))
+
+
+def open_target(path: Path, dtype: torch.dtype, on_read: ReadCallback | None = None) -> LoadedTarget:
+    """A target in a Hugging Face folder or a GGUF file, whose tensors are read each time one is looked up.
 
     Where `tie_word_embeddings` is true, a head in the file must equal the embedding: versions of transformers disagree
     about which of two different ones counts.
 
     Args:
         dtype: of the tensors in memory; each is converted on its own.
+        on_read: called with the name of a tensor after it was read.
 
     Raises:
         ModelNotFoundError: nothing is there.
         ModelFormatError: a file is damaged, or settings and tensors do not fit each other; the message names what.
+            Looking up a tensor raises it too, where the file holds other things than finite numbers.
         UnsupportedFeatureError: a model that Aquiline does not run.
     """
     if not os.path.exists(path):
         raise ModelNotFoundError(f"{path} does not exist; give a Hugging Face folder or a .gguf file")
     if not path.is_dir():
-        config, tensors = read_gguf(path, dtype)
-        return LoadedTarget(config, tensors)
+        model = open_gguf(path, dtype, on_read)
+        return LoadedTarget(model.config, model.tensors, model.blocks)
     config = read_target_config(path)
     stored = {name: tensor for name, tensor in open_checkpoint(path).items() if not is_rotary_table(name)}
     expected = expected_target_tensors(config)
     allowed = {*expected, HEAD} if HEAD in stored and config.tie_word_embeddings else set(expected)
     check_names(path, stored, allowed)
     check_shapes(stored, expected, describe_sizes(config))
-    tensors = {name: read_weight(stored[name], dtype) for name in expected}
     if HEAD not in expected and HEAD in stored:
         _check_tied_head(stored[HEAD], stored[EMBEDDING])
-    return LoadedTarget(config, tensors)
+    return LoadedTarget(config, stored_tensors(stored, expected, dtype, on_read))
 
 
 def load_draft(path: Path, target: LlamaConfig, dtype: torch.dtype) -> LoadedDraft:
-    """Read a draft from a folder: SafeAILab, early vLLM, SpecForge, speculators or NeMo layout.
+    """Read a draft into memory; otherwise as `open_draft`."""
+    draft = open_draft(path, target, dtype)
+    return LoadedDraft(draft.config, dict(draft.tensors))
+
+
+def open_draft(path: Path, target: LlamaConfig, dtype: torch.dtype, on_read: ReadCallback | None = None) -> LoadedDraft:
+    """A draft in a folder, whose tensors are read each time one is looked up.
+
+    The layouts are those of SafeAILab, early vLLM, SpecForge, speculators and NeMo.
 
     Args:
         target: the model it drafts for; what the draft does not bring itself is the target's.
         dtype: of the tensors in memory.
+        on_read: called with the name of a tensor after it was read.
 
     Raises:
         ModelNotFoundError: nothing is there.
@@ -104,7 +127,7 @@ def load_draft(path: Path, target: LlamaConfig, dtype: torch.dtype) -> LoadedDra
         raise ModelFormatError(f"{path} is a file; a draft is a folder with config.json and its weights")
     stored = open_draft_tensors(path)
     config = read_draft_config(path, stored.keys(), target)
-    return LoadedDraft(config, read_draft_tensors(path, config, stored, dtype))
+    return LoadedDraft(config, draft_tensors(path, config, stored, dtype, on_read))
 
 
 def _check_tied_head(head: StoredTensor, embedding: StoredTensor) -> None:

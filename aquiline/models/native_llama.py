@@ -82,16 +82,16 @@ class NativeLlama:
             InvalidParameterError: an unknown quantization, or sizes that cannot be packed.
             UnsupportedFeatureError: there are no native kernels.
         """
-        kept = dict(blocks or {}) if quantization == "auto" else {}
+        kept = blocks if blocks is not None and quantization == "auto" else {}
         packer = WeightPacker(tensors, kind_of(quantization), kept)
-        feature_dtype = tensors[FINAL_NORM].dtype
+        norm = tensors[FINAL_NORM]
+        feature_dtype, final_norm = norm.dtype, norm.float().contiguous()
         (head,) = packer.matrices(EMBEDDING if config.tie_word_embeddings else HEAD)
         # A head that holds every number of the file, as blocks and bfloat16 do, need not lie beside its own copy.
         is_exact = (packer.kind == "bf16" and feature_dtype is torch.bfloat16) or f"{EMBEDDING}.weight" in kept
         shares_head = config.tie_word_embeddings and is_exact
         embedding = EmbeddingRows.of_head(head) if shares_head else packer.embedding(EMBEDDING)
         model = cls(config, feature_dtype, embedding, head, threads or Threads(1))
-        final_norm = packer.norm(FINAL_NORM)
         model._native = native().LlamaForward(
             model.threads.handle,
             layer_shape(config),

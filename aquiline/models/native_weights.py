@@ -59,16 +59,17 @@ class WeightPacker:
 
     def matrices(self, *names: str) -> list[PackedLinear]:
         """Packed linear layers that read the same rows, in order; one where all are stored alike."""
-        found = [self.blocks.get(f"{name}.weight") for name in names]
-        stored = [blocks for blocks in found if blocks is not None]
-        if not stored:
-            weight = _joined([self.tensors[f"{name}.weight"] for name in names])
-            return [self._with_bias(PackedLinear.from_tensor(weight, self.kind), names)]
-        if len(stored) == len(names) and len({(part.storage, part.shape[1]) for part in stored}) == 1:
-            rows = np.concatenate([part.blocks for part in stored])
-            shape = (sum(part.shape[0] for part in stored), stored[0].shape[1])
-            return [self._with_bias(PackedLinear.from_gguf(rows, stored[0].storage, shape), names)]
-        return [linear for name in names for linear in self.matrices(name)]
+        keys = [f"{name}.weight" for name in names]
+        if not any(key in self.blocks for key in keys):
+            weights = [self.tensors[key] for key in keys]
+            linear = PackedLinear.from_tensor(_joined(weights), self.kind)
+            return [self._with_bias(linear, names, [len(weight) for weight in weights])]
+        if not all(key in self.blocks for key in keys):
+            return [linear for name in names for linear in self.matrices(name)]
+        parts = [self.blocks[key] for key in keys]
+        if len({part.storage for part in parts}) > 1:
+            return [self._from_blocks([part], [name]) for part, name in zip(parts, names, strict=True)]
+        return [self._from_blocks(parts, names)]
 
     def stack(self, *names: str) -> _native.LinearStack:
         """The matrices of `names` side by side."""
@@ -98,11 +99,17 @@ class WeightPacker:
         )
         return weights
 
-    def _with_bias(self, linear: PackedLinear, names: Sequence[str]) -> PackedLinear:
+    def _from_blocks(self, parts: Sequence[GgufBlocks], names: Sequence[str]) -> PackedLinear:
+        """One layer of matrices of the same storage type."""
+        sizes = [part.shape[0] for part in parts]
+        rows = parts[0].blocks if len(parts) == 1 else np.concatenate([part.blocks for part in parts])
+        linear = PackedLinear.from_gguf(rows, parts[0].storage, (sum(sizes), parts[0].shape[1]))
+        return self._with_bias(linear, names, sizes)
+
+    def _with_bias(self, linear: PackedLinear, names: Sequence[str], sizes: Sequence[int]) -> PackedLinear:
         self.num_bytes += linear.num_bytes
         biases = [self.tensors.get(f"{name}.bias") for name in names]
         if any(bias is not None for bias in biases):
-            sizes = [self._num_outputs(name) for name in names]
             linear.set_bias(
                 torch.cat(
                     [
@@ -112,10 +119,6 @@ class WeightPacker:
                 )
             )
         return linear
-
-    def _num_outputs(self, name: str) -> int:
-        blocks = self.blocks.get(f"{name}.weight")
-        return int(self.tensors[f"{name}.weight"].shape[0]) if blocks is None else blocks.shape[0]
 
 
 def layer_shape(config: LlamaConfig) -> _native.LayerShape:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from aquiline.errors import ModelFormatError
 from aquiline.models.checkpoint import StoredTensor
 from aquiline.models.model_config import LlamaConfig
+from aquiline.models.stored_weights import ReadCallback, StoredWeights
 
 WEIGHT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -62,6 +64,13 @@ def read_weight(stored: StoredTensor, dtype: torch.dtype) -> Tensor:
     tensor = stored.read().to(dtype, copy=True, memory_format=torch.contiguous_format)
     check_finite(tensor, stored.name, stored.location)
     return tensor
+
+
+def stored_tensors(
+    stored: Mapping[str, StoredTensor], names: Iterable[str], dtype: torch.dtype, on_read: ReadCallback | None
+) -> StoredWeights[Tensor]:
+    """The weights of `names` in `dtype`; looking one up raises as `read_weight` does."""
+    return StoredWeights({name: partial(read_weight, stored[name], dtype) for name in names}, on_read)
 
 
 def check_finite(tensor: Tensor, name: str, location: str) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from aquiline.errors import InvalidParameterError, UnsupportedFeatureError
+from aquiline.config import Backend
+from aquiline.errors import InvalidParameterError, ModelFormatError, UnsupportedFeatureError
 from aquiline.kernels import cpu
 from aquiline.models.assemble import ModelSettings, assemble_models
 from aquiline.models.eagle import EagleModel
 from aquiline.models.llama import LlamaModel
+from aquiline.models.loading import expected_draft_tensors, expected_target_tensors, open_target
 from aquiline.models.native_eagle import NativeEagle
 from aquiline.models.native_llama import NativeLlama
 from aquiline.request import SamplingParams
@@ -85,3 +89,34 @@ def test_speculation_changes_nothing_on_native_kernels(quantization: str, temper
         engine = tiny_engine(tiny, models.target, models.draft)
         answers.append(token_ids(run_prompts(engine, prompts, params)))
     assert all(answer == answers[0] for answer in answers)
+
+
+@needs_native
+@pytest.mark.parametrize("backend", ["cpu", "pytorch"])
+@pytest.mark.parametrize("has_draft", [False, True], ids=["target", "with draft"])
+def test_progress_counts_every_weight_once(backend: Backend, has_draft: bool, folder: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    draft_folder = folder / "draft" if has_draft else None
+    settings = replace(SETTINGS, backend=backend)
+    assemble_models(folder / "target", draft_folder, settings, lambda done, total: calls.append((done, total)))
+    shapes = [*expected_target_tensors(TARGET).values()]
+    if has_draft:
+        shapes += expected_draft_tensors(DRAFT).values()
+    total = sum(math.prod(shape) for shape in shapes)
+    assert calls[-1] == (total, total)
+    assert [done for done, _ in calls] == sorted({done for done, _ in calls})
+    assert {total for _, total in calls} == {total} and len(calls) > TARGET.num_layers
+
+
+@needs_native
+def test_a_tensor_is_read_when_its_turn_comes(folder: Path) -> None:
+    spoiled = folder / "spoiled"
+    write_target(spoiled, TARGET)
+    read: list[str] = []
+    opened = open_target(spoiled, torch.bfloat16, read.append)
+    assert not read
+    assert opened.tensors["model.norm.weight"].shape == (TARGET.hidden_size,)
+    assert read == ["model.norm.weight"]
+    shutil.rmtree(spoiled)
+    with pytest.raises(ModelFormatError, match="spoiled"):
+        opened.tensors["model.embed_tokens.weight"]

@@ -9,9 +9,8 @@ from torch import Tensor
 from aquiline.kernels import cpu
 from aquiline.kernels.cpu import Threads
 from aquiline.model_store import cached_path
-from aquiline.models.gguf_reader import read_gguf_blocks
 from aquiline.models.llama import LlamaModel
-from aquiline.models.loading import load_target
+from aquiline.models.loading import open_target
 from aquiline.models.native_llama import NativeLlama
 from aquiline.tokenizer import Tokenizer
 from tests.models.forward_rows import scrambled_slots
@@ -42,7 +41,7 @@ def token_ids() -> Tensor:
 @pytest.fixture(scope="module")
 def expected(token_ids: Tensor) -> Tensor:
     """Log-probabilities of the reference in float32, [num_tokens, vocab]."""
-    loaded = load_target(cached_path(QUICKSTART_MODEL), torch.float32)
+    loaded = open_target(cached_path(QUICKSTART_MODEL), torch.float32)
     model = LlamaModel(loaded.config, loaded.tensors)
     rows = sequence_rows(token_ids, 0, scrambled_slots(len(token_ids)))
     states = model.forward(rows, memory_of(loaded.config, 160))
@@ -52,8 +51,8 @@ def expected(token_ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("quantization", LIMITS)
 def test_distributions_are_near_those_of_the_reference(quantization: str, token_ids: Tensor, expected: Tensor) -> None:
     path = cached_path(QUICKSTART_MODEL)
-    loaded = load_target(path, torch.bfloat16)
-    model = NativeLlama.pack(loaded.config, loaded.tensors, quantization, Threads(1), blocks=read_gguf_blocks(path))
+    loaded = open_target(path, torch.bfloat16)
+    model = NativeLlama.pack(loaded.config, loaded.tensors, quantization, Threads(1), blocks=loaded.blocks)
     rows = sequence_rows(token_ids, 0, scrambled_slots(len(token_ids)))
     states = model.forward(rows, memory_of(loaded.config, 160, torch.bfloat16))
     found = torch.log_softmax(model.logits(states.hidden_states), dim=-1)

@@ -109,9 +109,7 @@ class PackedLinear:
             raise InvalidParameterError(
                 f"a {storage} tensor of shape {list(shape)} has {num_bytes} bytes, not {blocks.size}"
             )
-        num_halves = 2 if storage == "Q4_1" else 1
-        halves = blocks.reshape(-1, GGUF_GROUP_BYTES[storage])[:, : 2 * num_halves].copy().view(np.float16)
-        if not np.isfinite(halves).all():
+        if not np.isfinite(scales_of(blocks, storage)).all():
             raise InvalidParameterError(f"a scale of the {storage} tensor is not finite; fetch the file again")
         level()
         module = native()
@@ -177,6 +175,17 @@ class PackedLinear:
         weight = torch.empty((self.out_features, self.in_features))
         self.handle.unpack(weight.data_ptr())
         return weight
+
+
+def scales_of(blocks: np.ndarray, storage: str) -> np.ndarray:
+    """Scales of all groups of a GGUF tensor, with minima beside them in Q4_1: float16 [num_groups, 1 or 2].
+
+    Args:
+        blocks: bytes, uint8; whole groups of 32 weights.
+        storage: Q8_0, Q4_0 or Q4_1.
+    """
+    num_halves = 2 if storage == "Q4_1" else 1
+    return np.ascontiguousarray(blocks.reshape(-1, GGUF_GROUP_BYTES[storage])[:, : 2 * num_halves]).view(np.float16)
 
 
 def _element_type(dtype: torch.dtype) -> _native.ElementType:
