@@ -11,5 +11,6 @@ void bind_kernels(nanobind::module_& module);
 void bind_machine(nanobind::module_& module);
 void bind_measure(nanobind::module_& module);
 void bind_packed_linear(nanobind::module_& module);
+void bind_sampling(nanobind::module_& module);
 
 }  // namespace aquiline

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cpu_features.h"
+#include "logit_kernels.h"
 
 namespace aquiline {
 
@@ -52,6 +53,8 @@ struct KernelTable {
     // The noise itself: 32 random bits, and a standard Gumbel number, of ids first_id, first_id + 1, ...
     void (*noise_bits)(std::int64_t first_id, int count, NoiseKey key, std::uint32_t* out);
     void (*gumbel_noise)(std::int64_t first_id, int count, NoiseKey key, float* out);
+
+    LogitKernels logits;
 };
 
 extern const KernelTable portable_kernels;

@@ -1,5 +1,6 @@
 #include "attention_kernel.h"
 #include "kernel_table.h"
+#include "logit_lanes.h"
 #include "row_kernels.h"
 #include "sampling_kernels.h"
 
@@ -7,7 +8,7 @@ namespace aquiline {
 
 const KernelTable avx2_kernels = {
     rms_norm, rotate,  silu_multiply,      exponentials, round_to_bfloat16, widen_bfloat16,
-    attend,   largest, largest_with_noise, noise_bits,   gumbel_noise,
+    attend,   largest, largest_with_noise, noise_bits,   gumbel_noise,      logit_kernels,
 };
 
 }  // namespace aquiline

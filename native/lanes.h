@@ -218,6 +218,21 @@ inline IntLanes is_below(const IntLanes& first, int second) {
     return each_part<IntLanes>([&](int i) { return first.parts[i] < second; });
 }
 
+// Bit i is set where lane i of the mask is.
+inline std::uint32_t mask_bits(const IntLanes& mask) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask.parts[0]));
+#elif defined(__AVX2__)
+    const int low = _mm256_movemask_ps(reinterpret_cast<__m256>(mask.parts[0]));
+    const int high = _mm256_movemask_ps(reinterpret_cast<__m256>(mask.parts[1]));
+    return static_cast<std::uint32_t>(low | high << 8);
+#else
+    std::uint32_t bits = 0;
+    for (int lane = 0; lane < kLanes; ++lane) bits |= static_cast<std::uint32_t>(mask[lane] != 0) << lane;
+    return bits;
+#endif
+}
+
 // `chosen` where the mask is set, `other` elsewhere.
 inline Lanes select(const IntLanes& mask, const Lanes& chosen, const Lanes& other) {
     return each_part<Lanes>([&](int i) { return mask.parts[i] ? chosen.parts[i] : other.parts[i]; });

@@ -6,4 +6,5 @@ NB_MODULE(_native, module) {
     aquiline::bind_kernels(module);
     aquiline::bind_forward(module);
     aquiline::bind_measure(module);
+    aquiline::bind_sampling(module);
 }

@@ -90,7 +90,7 @@ class Engine:
         draft_layers = draft_config.layers if draft_config is not None else None
         memory = MemoryKind(DTYPES[config.dtype], device, config.poison_memory)
         self.pool = KVPool(layout, target.config, draft_layers, memory)
-        self._sampler = Sampler(target.config.vocab_size, config.speculative.acceptance)
+        self._sampler = Sampler(target.config.vocab_size, config.speculative.acceptance, target.sampling)
         self._runner = runner_for(target, self.pool, self._builder)
         self._verifier = Verifier(self._runner, self._builder)
         self.features: FeatureStore | None = None

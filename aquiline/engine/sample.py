@@ -20,7 +20,8 @@ from torch import Tensor
 from aquiline.config import AcceptanceRule
 from aquiline.engine.sampling_inputs import SamplingInputs
 from aquiline.engine.tree import DraftTree
-from aquiline.kernels.reference.accept import AcceptedPaths, accept_keyed, accept_multi_round
+from aquiline.kernels.reference.accept import AcceptedPaths, accept_multi_round
+from aquiline.kernels.reference.keyed_step import ReferenceSampling, committed_tokens, row_chunks, row_places
 from aquiline.kernels.reference.noise import NoiseStream, gumbel, uniform
 from aquiline.kernels.reference.sampling import (
     RowPlaces,
@@ -31,53 +32,18 @@ from aquiline.kernels.reference.sampling import (
     process_logits,
     scale_logits,
 )
-
-NUMBERS_PER_CHUNK = 2**23
-
-
-@dataclass(frozen=True)
-class LogitRows:
-    """The target's logits of a step, and where each row belongs.
-
-    Attributes:
-        logits: [num_rows, vocab] float32, raw
-        row_to_request: [num_rows] int64, index into the step's `SamplingInputs`.
-        node_rows: [num_reqs, num_nodes] int64, the row of each tree node; node 0 is the row of the last known token;
-            -1 where a request has no such node. Without a tree: [num_reqs, 1].
-        positions: [num_rows] int64, absolute position of the token that the row draws.
-        output_lengths: [num_rows] int64, output tokens before that token.
-        path_tokens: [num_rows, max_depth] int64 padded with -1, draft tokens from below the root down to the row's
-            own node; None without a tree.
-    """
-
-    logits: Tensor
-    row_to_request: Tensor
-    node_rows: Tensor
-    positions: Tensor
-    output_lengths: Tensor
-    path_tokens: Tensor | None = None
+from aquiline.kernels.sampling_kernels import DrawnPaths, LogitRows, SamplingKernels
 
 
 @dataclass(frozen=True)
-class Accepted:
-    """What a step draws and accepts.
+class Accepted(DrawnPaths):
+    """What a step draws and accepts; under the multi-round rule nothing is drawn at nodes off the accepted path.
 
     Attributes:
-        nodes: [num_reqs, max_depth] int64, accepted nodes below the root from the top down, padded with -1.
-        num_accepted: [num_reqs] int64, accepted draft tokens, the bonus token not counted.
-        bonus: [num_reqs] int64, the token drawn at the last accepted node.
-        token_ids: [num_reqs, max_depth + 1] int64, accepted draft tokens, then the bonus token, padded with -1.
-        drawn: [num_reqs, num_nodes] int64, the token drawn at every node; -1 where none was: absent nodes, and under
-            the multi-round rule nodes off the accepted path.
         logprobs: one row per entry of `token_ids`, so [num_reqs * (max_depth + 1), ...], rows of padding hold anything;
             None when no request asks.
     """
 
-    nodes: Tensor
-    num_accepted: Tensor
-    bonus: Tensor
-    token_ids: Tensor
-    drawn: Tensor
     logprobs: TokenLogProbs | None
 
 
@@ -99,11 +65,18 @@ class Proposal:
 
 
 class Sampler:
-    """Draws tokens and accepts paths under one of the two rules."""
+    """Draws tokens and accepts paths under one of the two rules.
 
-    def __init__(self, vocab_size: int, acceptance: AcceptanceRule = "keyed") -> None:
+    Args:
+        kernels: draw under the keyed rule, and greedily under either; None: those of PyTorch.
+    """
+
+    def __init__(
+        self, vocab_size: int, acceptance: AcceptanceRule = "keyed", kernels: SamplingKernels | None = None
+    ) -> None:
         self.vocab_size = vocab_size
         self.acceptance = acceptance
+        self.kernels = kernels or ReferenceSampling()
 
     def accept(self, inputs: SamplingInputs, tree: DraftTree | None, rows: LogitRows) -> Accepted:
         """Draw the next token at every node and follow the tree as far as it agrees.
@@ -112,15 +85,13 @@ class Sampler:
             tree: None for a step without speculation; each request then gets one token.
         """
         if tree is not None and self.acceptance == "multi_round" and inputs.any_random:
-            paths, drawn = self._accept_multi_round(inputs, tree, rows)
+            paths = self._accept_multi_round(inputs, tree, rows)
         else:
-            drawn = _at_nodes(self._draw(inputs, rows), rows.node_rows)  # [num_reqs, num_nodes]
-            paths = _walk(tree, drawn)
-        token_ids = _committed_tokens(tree, paths)
+            paths = self.kernels.accept(inputs, rows, tree)
         logprobs = None
         if inputs.max_logprobs is not None:
-            logprobs = _path_log_probs(rows, paths.nodes, token_ids, inputs.max_logprobs)
-        return Accepted(paths.nodes, paths.num_accepted, paths.bonus, token_ids, drawn, logprobs)
+            logprobs = _path_log_probs(rows, paths.nodes, paths.token_ids, inputs.max_logprobs)
+        return Accepted(paths.nodes, paths.num_accepted, paths.bonus, paths.token_ids, paths.drawn, logprobs)
 
     def propose_scores(
         self,
@@ -163,26 +134,12 @@ class Sampler:
         confidence = torch.log_softmax(scores, dim=-1) if log_probs is None else log_probs
         return Proposal(scores, confidence, log_probs)
 
-    def _draw(self, inputs: SamplingInputs, rows: LogitRows) -> Tensor:
-        """The token that every row draws with its keyed noise, [num_rows] int64."""
-        keys = inputs.keys(rows.row_to_request, rows.positions, NoiseStream.TARGET)  # [num_rows, 2]
-        temperatures = inputs.rules.temperatures
-        drawn = []
-        for part in _chunks(rows.logits):
-            places = _places(rows, part)
-            processed = process_logits(rows.logits[part], inputs.rules, places)
-            row_temperatures = None if temperatures is None else temperatures[places.row_to_request]
-            drawn.append(draw_tokens(processed, row_temperatures, keys[part]))
-        return torch.cat(drawn) if drawn else rows.row_to_request
-
-    def _accept_multi_round(
-        self, inputs: SamplingInputs, tree: DraftTree, rows: LogitRows
-    ) -> tuple[AcceptedPaths, Tensor]:
+    def _accept_multi_round(self, inputs: SamplingInputs, tree: DraftTree, rows: LogitRows) -> DrawnPaths:
         """Paths under the multi-round rule, and the tokens drawn along them; greedy requests follow their argmax."""
         assert tree.draft_log_probs is not None, "the multi-round rule needs the draft's probabilities"
         parts = [
-            torch.softmax(process_logits(rows.logits[part], inputs.rules, _places(rows, part)), dim=-1)
-            for part in _chunks(rows.logits)
+            torch.softmax(process_logits(rows.logits[part], inputs.rules, row_places(rows, part)), dim=-1)
+            for part in row_chunks(rows.logits)
         ]
         requests = torch.arange(inputs.num_reqs, device=rows.positions.device)
         first_positions = rows.positions[rows.node_rows[:, 0]]  # [num_reqs]
@@ -199,33 +156,23 @@ class Sampler:
         bonus = draw_tokens(walk.last_probs.log(), torch.ones_like(walk.last_probs[:, 0]), keys)
         # A request without draft tokens draws as in a step without trees: its neighbours must not change its answer.
         has_children = (tree.parents == 0).any(dim=1)  # [num_reqs]
-        bonus = torch.where(has_children, bonus, self._draw(inputs, _root_rows(rows)))
+        bonus = torch.where(has_children, bonus, self.kernels.draw(inputs, _root_rows(rows)))
         paths = AcceptedPaths(walk.nodes, walk.num_accepted, bonus)
-        drawn = _drawn_on_path(tree, paths)
-        if not inputs.any_greedy:
-            return paths, drawn
-        greedy = replace(inputs, rules=replace(inputs.rules, temperatures=None))
-        greedy_drawn = _at_nodes(self._draw(greedy, rows), rows.node_rows)  # [num_reqs, num_nodes]
-        greedy_paths = _walk(tree, greedy_drawn)
-        is_greedy = inputs.is_greedy.unsqueeze(1)  # [num_reqs, 1]
-        chosen = AcceptedPaths(
-            torch.where(is_greedy, greedy_paths.nodes, paths.nodes),
-            torch.where(inputs.is_greedy, greedy_paths.num_accepted, paths.num_accepted),
-            torch.where(inputs.is_greedy, greedy_paths.bonus, paths.bonus),
+        random = DrawnPaths(
+            paths.nodes, paths.num_accepted, bonus, committed_tokens(tree, paths), _drawn_on_path(tree, paths)
         )
-        return chosen, torch.where(is_greedy, greedy_drawn, drawn)
-
-
-def _chunks(logits: Tensor) -> list[slice]:
-    """Slices of a step's rows. No row's result depends on another, so the cut bounds memory and changes nothing."""
-    num_rows, vocab_size = logits.shape
-    rows_per_chunk = max(1, NUMBERS_PER_CHUNK // vocab_size)
-    return [slice(start, start + rows_per_chunk) for start in range(0, num_rows, rows_per_chunk)]
-
-
-def _places(rows: LogitRows, part: slice) -> RowPlaces:
-    path_tokens = None if rows.path_tokens is None else rows.path_tokens[part]
-    return RowPlaces(rows.row_to_request[part], rows.output_lengths[part], path_tokens)
+        if not inputs.any_greedy:
+            return random
+        greedy_inputs = replace(inputs, rules=replace(inputs.rules, temperatures=None))
+        greedy = self.kernels.accept(greedy_inputs, rows, tree)
+        is_greedy = inputs.is_greedy  # [num_reqs]
+        return DrawnPaths(
+            torch.where(is_greedy.unsqueeze(1), greedy.nodes, random.nodes),
+            torch.where(is_greedy, greedy.num_accepted, random.num_accepted),
+            torch.where(is_greedy, greedy.bonus, random.bonus),
+            torch.where(is_greedy.unsqueeze(1), greedy.token_ids, random.token_ids),
+            torch.where(is_greedy.unsqueeze(1), greedy.drawn, random.drawn),
+        )
 
 
 def _root_rows(rows: LogitRows) -> LogitRows:
@@ -241,25 +188,6 @@ def _root_rows(rows: LogitRows) -> LogitRows:
     )
 
 
-def _at_nodes(drawn_rows: Tensor, node_rows: Tensor) -> Tensor:
-    """Per-row tokens arranged by tree node, -1 where a request has no such node: [num_reqs, num_nodes]."""
-    return torch.where(node_rows >= 0, drawn_rows[node_rows.clamp(min=0)], -1)
-
-
-def _walk(tree: DraftTree | None, drawn: Tensor) -> AcceptedPaths:
-    if tree is None:
-        return AcceptedPaths(drawn[:, :0], torch.zeros_like(drawn[:, 0]), drawn[:, 0])
-    return accept_keyed(tree.tokens, tree.parents, drawn, tree.max_depth)
-
-
-def _committed_tokens(tree: DraftTree | None, paths: AcceptedPaths) -> Tensor:
-    """Accepted tokens, then the bonus token, padded with -1: [num_reqs, max_depth + 1]."""
-    padded = torch.nn.functional.pad(paths.nodes, (0, 1), value=-1)  # [num_reqs, max_depth + 1]
-    tokens = padded if tree is None else torch.where(padded >= 0, tree.tokens.gather(1, padded.clamp(min=0)), -1)
-    places = torch.arange(padded.shape[1], device=padded.device)
-    return torch.where(places == paths.num_accepted.unsqueeze(1), paths.bonus.unsqueeze(1), tokens)
-
-
 def _parents_on_path(nodes: Tensor) -> Tensor:
     """The node that drew each committed token: the root, then the accepted nodes; 0 for padding.
 
@@ -270,7 +198,7 @@ def _parents_on_path(nodes: Tensor) -> Tensor:
 
 def _drawn_on_path(tree: DraftTree, paths: AcceptedPaths) -> Tensor:
     """The committed tokens at the nodes that drew them, -1 elsewhere: [num_reqs, num_nodes]."""
-    token_ids = _committed_tokens(tree, paths)
+    token_ids = committed_tokens(tree, paths)
     # Padding is written to one more column, which is then cut off.
     columns = torch.where(token_ids >= 0, _parents_on_path(paths.nodes), tree.num_nodes)
     drawn = torch.full_like(torch.nn.functional.pad(tree.tokens, (0, 1)), -1)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aquiline.kernels.reference.noise import mix_key
 from aquiline.kernels.reference.sampling import DenseRows, LogitRules, MinTokens, Penalties
+from aquiline.kernels.sampling_kernels import SamplingRequests
 from aquiline.request import Request, SamplingParams
 
 SMALLEST_FLOAT = torch.finfo(torch.float32).tiny
@@ -18,29 +18,18 @@ LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
-class SamplingInputs:
+class SamplingInputs(SamplingRequests):
     """Everything about sampling that belongs to the requests of one step, in the order of the step.
 
     What runs is decided by the properties named `any_`: they come from the requests' parameters, never from a tensor.
 
     Attributes:
-        rules: the logit processors.
-        seeds, sample_indices: [num_reqs] int64, key of each request's noise.
-        prompt_lengths: [num_reqs] int64, tokens before the output.
         any_greedy: some request has temperature 0.
         max_logprobs: most likely tokens to report per position; None when no request asks for log-probabilities.
     """
 
-    rules: LogitRules
-    seeds: Tensor
-    sample_indices: Tensor
-    prompt_lengths: Tensor
     any_greedy: bool
     max_logprobs: int | None
-
-    @property
-    def num_reqs(self) -> int:
-        return self.seeds.shape[0]
 
     @property
     def any_random(self) -> bool:
@@ -80,10 +69,6 @@ class SamplingInputs:
         if self.rules.temperatures is None:
             return torch.ones_like(self.seeds, dtype=torch.bool)
         return self.rules.temperatures <= 0
-
-    def keys(self, row_to_request: Tensor, positions: Tensor, stream: int) -> Tensor:
-        """Noise keys of rows that draw the tokens at `positions`: [num_rows, 2] int64."""
-        return mix_key(self.seeds[row_to_request], self.sample_indices[row_to_request], positions, stream)
 
 
 class DenseRowPool:

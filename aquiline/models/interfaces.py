@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from aquiline.kernels.sampling_kernels import SamplingKernels
 from aquiline.models.eagle import DraftStates
 from aquiline.models.kv_layer import KVLayer
 from aquiline.models.llama import ForwardRows, TargetStates
@@ -20,6 +21,7 @@ class TargetModel(Protocol):
     config: LlamaConfig
     feature_dtype: torch.dtype
     device: torch.device
+    sampling: SamplingKernels  # what draws from its logits
 
     def forward(self, rows: ForwardRows, memory: Sequence[KVLayer]) -> TargetStates:
         """Run every row through all layers."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from aquiline.kernels.cpu.extension import native
 from aquiline.kernels.cpu.forward import check_tensor
 from aquiline.kernels.cpu.packed import PackedLinear, Threads
+from aquiline.kernels.cpu.sampling import NativeSampling
 from aquiline.models.gguf_blocks import GgufBlocks
 from aquiline.models.kv_layer import KVLayer
 from aquiline.models.llama import ForwardRows, TargetStates
@@ -35,6 +36,7 @@ class NativeLlama:
         feature_dtype: of the features, float32 or bfloat16.
         embedding: the rows that tokens start from; a draft without its own reads them too.
         head: the packed matrix from hidden states to logits.
+        sampling: what draws from the logits.
         num_bytes: memory that the packed weights take.
     """
 
@@ -53,6 +55,7 @@ class NativeLlama:
         self.embedding = embedding
         self.head = head
         self.threads = threads
+        self.sampling = NativeSampling(threads)
         self.num_bytes = 0
         self._inputs = NativeInputs(config)
         self._num_features = 0
