@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from aquiline.engine.inputs import InputBuilder, StepLayout
-from aquiline.engine.sample import LogitRows
 from aquiline.engine.sampling_inputs import SamplingInputs
 from aquiline.engine.target_runner import TargetRunner
 from aquiline.engine.tree import DraftTree
 from aquiline.engine.tree_paths import path_nodes
+from aquiline.kernels.sampling_kernels import LogitRows
 from aquiline.models.llama import TargetStates
 
 

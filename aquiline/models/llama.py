@@ -11,6 +11,7 @@ from torch import Tensor
 from aquiline import kernels
 from aquiline.kernels import AttentionInputs
 from aquiline.kernels.reference.keyed_step import ReferenceSampling
+from aquiline.kernels.sampling_kernels import SamplingKernels
 from aquiline.models.decoder_layer import DecoderLayer, LayerRows
 from aquiline.models.kv_layer import KVLayer
 from aquiline.models.model_config import LlamaConfig
@@ -46,7 +47,7 @@ class LlamaModel:
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], aux_layer_ids: Sequence[int] = ()) -> None:
         self.config = config
-        self.sampling = ReferenceSampling()
+        self.sampling: SamplingKernels = ReferenceSampling()
         self.embedding = tensors["model.embed_tokens.weight"]
         self.feature_dtype = self.embedding.dtype
         self.device = self.embedding.device

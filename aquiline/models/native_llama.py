@@ -12,6 +12,7 @@ from aquiline.kernels.cpu.extension import native
 from aquiline.kernels.cpu.forward import check_tensor
 from aquiline.kernels.cpu.packed import PackedLinear, Threads
 from aquiline.kernels.cpu.sampling import NativeSampling
+from aquiline.kernels.sampling_kernels import SamplingKernels
 from aquiline.models.gguf_blocks import GgufBlocks
 from aquiline.models.kv_layer import KVLayer
 from aquiline.models.llama import ForwardRows, TargetStates
@@ -55,7 +56,7 @@ class NativeLlama:
         self.embedding = embedding
         self.head = head
         self.threads = threads
-        self.sampling = NativeSampling(threads)
+        self.sampling: SamplingKernels = NativeSampling(threads)
         self.num_bytes = 0
         self._inputs = NativeInputs(config)
         self._num_features = 0

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aquiline.config import AcceptanceRule
-from aquiline.engine.sample import Accepted, LogitRows, Sampler
+from aquiline.engine.sample import Accepted, Sampler
 from aquiline.engine.sampling_inputs import SamplingInputs, SamplingState
 from aquiline.kernels.reference import accept
 from aquiline.kernels.reference.noise import NoiseStream
 from aquiline.kernels.reference.sampling import LogitRules, RowPlaces, draw_tokens, process_logits
+from aquiline.kernels.sampling_kernels import LogitRows
 from aquiline.request import Request, SamplingParams
 from tests.engine.toy_decoder import ToyDecoder, first_tokens, many_requests
 from tests.kernels.chi_square import REJECTION_LEVEL, histogram, p_value
@@ -354,7 +355,7 @@ def test_large_steps_are_cut_into_chunks_without_a_trace(monkeypatch: pytest.Mon
     inputs = many_requests(50, LogitRules(temperatures=torch.ones(50), top_p=torch.full((50,), 0.7).double()))
     decoder = ToyDecoder(Sampler(4), TARGET, DRAFT, (2, 2))
     whole = decoder.step(inputs, inputs.seeds % 4, inputs.prompt_lengths)
-    monkeypatch.setattr("aquiline.engine.sample.NUMBERS_PER_CHUNK", 12)
+    monkeypatch.setattr("aquiline.kernels.reference.keyed_step.NUMBERS_PER_CHUNK", 12)
     assert torch.equal(decoder.step(inputs, inputs.seeds % 4, inputs.prompt_lengths).drawn, whole.drawn)
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aquiline.engine.sample import Accepted, LogitRows, Sampler
+from aquiline.engine.sample import Accepted, Sampler
 from aquiline.engine.sampling_inputs import SamplingInputs
 from aquiline.engine.tree import DraftTree
 from aquiline.kernels.reference.sampling import LogitRules, largest
+from aquiline.kernels.sampling_kernels import LogitRows
 
 
 @dataclass(frozen=True)
