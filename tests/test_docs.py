@@ -140,7 +140,10 @@ def test_defaults_of_the_command_line_are_documented(heading: str) -> None:
     assert wrong == ({"--threads": "PyTorch's choice"} if heading == "Model and prompts" else {})
 
 
-@pytest.mark.parametrize(("heading", "name"), [("Speed of whole answers", "offline"), ("Kernels", "kernels")])
+@pytest.mark.parametrize(
+    ("heading", "name"),
+    [("Speed of whole answers", "offline"), ("Kernels", "kernels"), ("Beside other engines", "peers")],
+)
 def test_options_of_measurements_are_documented(heading: str, name: str) -> None:
     section = (ROOT / "docs" / "measuring.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \|", section, re.MULTILINE))

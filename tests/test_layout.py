@@ -71,7 +71,7 @@ BELOW: dict[str, set[str]] = {
     "cli": {"records", "text", "store", "engine", "llm", "training", "benchmark", "server"},
 }
 NO_TORCH = {"scheduler", "planner", "cache", "commit", "finish", "stream", "schedule", "trace"}
-OPTIONAL_DEPENDENCIES = {"xgrammar", "triton"}
+OPTIONAL_DEPENDENCIES = {"xgrammar", "triton", "vllm"}
 OUTERMOST_HANDLER = "aquiline/cli/app.py"
 
 MAX_LINES = {"aquiline/kernels": 400, "tests": 500}

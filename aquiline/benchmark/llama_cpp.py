@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from aquiline.benchmark.peers import DECODE, PREFILL, Program, ProgramOutput, Reading
+from aquiline.benchmark.peers import DECODE, PREFILL, Program, ProgramOutput, Reading, positive_rate
 from aquiline.benchmark.python_engines import PREFILL_TOKENS, Workload
 
 LLAMA_CPP = "llama.cpp"
@@ -51,7 +51,7 @@ def parse_bench(output: str) -> ProgramOutput:
     readings, version = [], ""
     for entry in _objects(output):
         kind = DECODE if entry["n_gen"] else PREFILL
-        readings.append(Reading(kind, 1, "off", float(entry["avg_ts"])))
+        readings.append(Reading(kind, 1, "off", positive_rate(entry["avg_ts"])))
         if entry["build_number"]:
             version = f"{entry['build_number']} ({entry['build_commit']})"
     return ProgramOutput(version, tuple(readings))
@@ -64,7 +64,9 @@ def parse_batched(output: str, batch_sizes: tuple[int, ...]) -> ProgramOutput:
         ValueError: a batch size is missing, which happens where the cache is too small for it.
         KeyError, TypeError: a line without the expected figures.
     """
-    readings = [Reading(DECODE, int(entry["pl"]), "off", float(entry["speed_tg"])) for entry in _objects(output)]
+    readings = [
+        Reading(DECODE, int(entry["pl"]), "off", positive_rate(entry["speed_tg"])) for entry in _objects(output)
+    ]
     if [reading.batch_size for reading in readings] != list(batch_sizes):
         raise ValueError(f"batch sizes {[reading.batch_size for reading in readings]} instead of {list(batch_sizes)}")
     return ProgramOutput("", tuple(readings))

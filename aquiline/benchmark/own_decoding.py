@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
 from aquiline.benchmark.decode_timer import Generate, reading, time_decoding, time_prefill
@@ -46,14 +45,16 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         readings.append(reading("decode", run, tokens_per_second))
     plain = _generate(llm, parse_speculation("off"))
     readings.append(reading("prefill", PLAIN, time_prefill(plain, job["prefill"])))
-    return {"version": f"{metadata.version('aquiline')} ({llm.backend})", "readings": readings}
+    return {"version": f"{llm.backend} backend", "readings": readings}
 
 
 def _generate(llm: LLM, mode: SpeculationMode) -> Generate:
     other = llm.reconfigured(replace(llm.config, speculative=SpeculativeConfig(mode)))
 
     def generate(prompts: Sequence[Sequence[int]], num_tokens: int) -> None:
-        other.generate(prompts, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True))
+        outputs = other.generate(prompts, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True))
+        if any(len(output.outputs[0].token_ids) != num_tokens for output in outputs):
+            raise ValueError(f"the context or the cache has no room for a prompt and {num_tokens} output tokens")
 
     return generate
 

@@ -98,7 +98,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def ratios_of(rows: Sequence[Row]) -> list[Ratio]:
-    """Every quantity of ours against the same file elsewhere, vLLM, the best peer, and trees against our plain decoding.
+    """Every quantity of ours against the same file elsewhere, vLLM, the best peer, and, with trees, our plain decoding.
 
     The best peer is the one with the greatest median; only rounds in which both succeeded count.
     """
@@ -113,7 +113,9 @@ def ratios_of(rows: Sequence[Row]) -> list[Ratio]:
             compared.append(("best peer", max(peers, key=lambda row: row.spread.median)))
         compared += [("own plain", row) for row in others if row.engine == AQUILINE]
         for against, other in compared:
-            shared = [rate / other.by_round[number] for number, rate in own.by_round.items() if number in other.by_round]
+            shared = [
+                rate / other.by_round[number] for number, rate in own.by_round.items() if number in other.by_round
+            ]
             if shared:
                 ratios.append(Ratio(own.quantity, against, other.shown, Spread.of(shared)))
     return ratios

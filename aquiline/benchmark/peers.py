@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 TIMEOUT_SECONDS = 900.0
 DECODE = "decode"
@@ -123,6 +125,18 @@ def run_program(program: Program, round_number: int, timeout_seconds: float) -> 
     except (ValueError, KeyError, TypeError) as error:
         said = _last_line(complaints) or _last_line(output) or "nothing"
         return failed(f"its output is not understood ({type(error).__name__}: {error}); it said: {said}")
+
+
+def positive_rate(figure: Any) -> float:
+    """A figure that a program printed, as tokens per second.
+
+    Raises:
+        ValueError, TypeError: it is no positive number.
+    """
+    value = float(figure)
+    if not 0.0 < value < math.inf:
+        raise ValueError(f"{figure!r} tokens per second")
+    return value
 
 
 def _end_session(process: subprocess.Popen[str]) -> None:

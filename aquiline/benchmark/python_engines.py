@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aquiline.benchmark import decode_timer
-from aquiline.benchmark.peers import Program, ProgramOutput, Reading
+from aquiline.benchmark.peers import Program, ProgramOutput, Reading, positive_rate
 
 AQUILINE = "aquiline"
 VLLM = "vllm"
@@ -130,18 +130,11 @@ def parse_answer(output: str) -> ProgramOutput:
         raise ValueError("no line is a JSON object")
     readings = [
         Reading(
-            entry["kind"], int(entry["batch_size"]), str(entry["speculate"]), _positive(entry["tokens_per_second"])
+            entry["kind"], int(entry["batch_size"]), str(entry["speculate"]), positive_rate(entry["tokens_per_second"])
         )
         for entry in answers[-1]["readings"]
     ]
     return ProgramOutput(str(answers[-1]["version"]), tuple(readings))
-
-
-def _positive(figure: Any) -> float:
-    value = float(figure)
-    if not 0.0 < value < float("inf"):
-        raise ValueError(f"{figure!r} tokens per second")
-    return value
 
 
 def _vllm_environment(interpreter: Path, num_threads: int, inherited: Mapping[str, str]) -> dict[str, str]:

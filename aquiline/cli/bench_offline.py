@@ -77,7 +77,7 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
     modes = tuple(parse_speculation(text) for text in BETWEEN_MODES.split(args.speculate))
     if args.draft == "none" and any(mode.shape is not None for mode in modes):
         raise InvalidParameterError("--draft none grows no tree; keep a draft, or measure only --speculate off")
-    batch_sizes = tuple(_batch_size(text) for text in args.batch_sizes.split(","))
+    batch_sizes = tuple(batch_size_of(text) for text in args.batch_sizes.split(","))
     return OfflineSettings(
         model=args.model,
         draft=args.draft,
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> None:
         Console(highlight=False).print(_table(rows))
 
 
-def _batch_size(text: str) -> int:
+def batch_size_of(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", text):
         raise InvalidParameterError(f"--batch-sizes has {text!r}; it must be positive integers, for example 1,4,16")
     return SchedulerConfig(max_num_seqs=int(text)).max_num_seqs
