@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class FakeEngine:
         self.now = 100.0
         self.seconds_per_step = seconds_per_step
         self.calls: list[tuple[int, int]] = []
-        monkeypatch.setattr(decode_timer.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
     def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> None:
         self.calls.append((len(prompts), num_tokens))
