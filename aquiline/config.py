@@ -10,6 +10,7 @@ from aquiline.speculation import DynamicTree, SpeculationMode
 
 Dtype = Literal["float32", "bfloat16"]
 AcceptanceRule = Literal["keyed", "multi_round"]
+KVCacheDtype = Literal["auto", "bfloat16", "float32", "int8"]
 Backend = Literal["auto", "cpu", "pytorch"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 MAX_CACHE_GB = 2**20
@@ -24,12 +25,15 @@ class CacheConfig:
         num_blocks: blocks in the pool; None derives it from `kv_cache_gb`, or when that is None too, from what
             `max_num_seqs` requests of full length need, at most 1 GiB.
         kv_cache_gb: size of target and draft pages together, in GiB.
+        kv_cache_dtype: of keys and values; `auto` is the dtype of the engine, `int8` has a float32 scale for each head
+            of each token.
         enable_prefix_cache: keep finished blocks and share them between requests with equal beginnings.
     """
 
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_gb: float | None = None
+    kv_cache_dtype: KVCacheDtype = "auto"
     enable_prefix_cache: bool = True
 
     def __post_init__(self) -> None:
@@ -44,6 +48,10 @@ class CacheConfig:
                 )
         if self.num_blocks is not None and self.kv_cache_gb is not None:
             raise InvalidParameterError("num_blocks and kv_cache_gb are both set; set only one of them")
+        if self.kv_cache_dtype not in get_args(KVCacheDtype):
+            raise InvalidParameterError(
+                f"kv_cache_dtype is {self.kv_cache_dtype!r}; it must be auto, bfloat16, float32 or int8"
+            )
         _true_or_false("enable_prefix_cache", self.enable_prefix_cache)
 
 
@@ -133,6 +141,11 @@ class EngineConfig:
                 raise InvalidParameterError(f"{name} is {getattr(self, name)!r}; it must be a {kind.__name__}")
         _true_or_false("check_consistency", self.check_consistency)
         _true_or_false("poison_memory", self.poison_memory)
+
+    @property
+    def kv_dtype(self) -> Literal["bfloat16", "float32", "int8"]:
+        """Of keys and values."""
+        return self.dtype if self.cache.kv_cache_dtype == "auto" else self.cache.kv_cache_dtype
 
 
 def _at_least(name: str, value: object, lowest: int) -> None:

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernel_table.h"
+#include "kv_memory.h"
 #include "thread_pool.h"
 
 namespace aquiline {
@@ -13,13 +14,6 @@ namespace aquiline {
 // neighbours, nor on whether a key lies in a page or in the tree.
 constexpr int kContextChunk = 32;
 constexpr int kMaxTileRows = 8;
-
-// Keys and values of one layer: [num_slots, num_kv_heads, head_dim], contiguous.
-struct KVMemory {
-    void* keys = nullptr;
-    void* values = nullptr;
-    bool is_bfloat16 = true;  // else float32
-};
 
 struct HeadShape {
     int num_heads = 0;

@@ -60,24 +60,40 @@ inline void start_state(const AttentionTile& tile, const TileState& state, int w
     }
 }
 
-inline void convert(const void* memory, bool is_bfloat16, std::int64_t first_number, int head_dim, float* out) {
-    if (is_bfloat16) {
-        const std::uint16_t* source = static_cast<const std::uint16_t*>(memory) + first_number;
-        int i = 0;
-        for (; i + kLanes <= head_dim; i += kLanes) store(out + i, load_bfloat16(source + i));
-        if (i < head_dim) store(out + i, load_first_bfloat16(source + i, head_dim - i));
+// out = source as float32, zeros behind head_dim; whole(i) reads sixteen numbers from i on, first(i, count) fewer.
+template <class Whole, class First>
+inline void fill_head(int head_dim, float* out, const Whole& whole, const First& first) {
+    int i = 0;
+    for (; i + kLanes <= head_dim; i += kLanes) store(out + i, whole(i));
+    if (i < head_dim) store(out + i, first(i, head_dim - i));
+}
+
+inline void widen_head(const StoredHeads& stored, KVType type, std::int64_t head, int head_dim, float* out) {
+    const std::int64_t first_number = head * head_dim;
+    if (type == KVType::bfloat16) {
+        const std::uint16_t* source = static_cast<const std::uint16_t*>(stored.numbers) + first_number;
+        fill_head(
+            head_dim, out, [&](int i) { return load_bfloat16(source + i); },
+            [&](int i, int count) { return load_first_bfloat16(source + i, count); });
+    } else if (type == KVType::float32) {
+        const float* source = static_cast<const float*>(stored.numbers) + first_number;
+        fill_head(
+            head_dim, out, [&](int i) { return load(source + i); },
+            [&](int i, int count) { return load_first(source + i, count); });
     } else {
-        const float* source = static_cast<const float*>(memory) + first_number;
-        int i = 0;
-        for (; i + kLanes <= head_dim; i += kLanes) store(out + i, load(source + i));
-        if (i < head_dim) store(out + i, load_first(source + i, head_dim - i));
+        const std::int8_t* source = static_cast<const std::int8_t*>(stored.numbers) + first_number;
+        const float scale = stored.scales[head];
+        fill_head(
+            head_dim, out, [&](int i) { return load_int8(source + i) * scale; },
+            [&](int i, int count) { return load_first_int8(source + i, count) * scale; });
     }
 }
 
 inline void load_position(const AttentionTile& tile, const TileState& state, int width, int index, std::int64_t slot) {
-    const std::int64_t number = (slot * tile.shape.num_kv_heads + tile.kv_head) * tile.shape.head_dim;
-    convert(tile.memory.keys, tile.memory.is_bfloat16, number, tile.shape.head_dim, state.keys + index * width);
-    convert(tile.memory.values, tile.memory.is_bfloat16, number, tile.shape.head_dim, state.values + index * width);
+    const std::int64_t head = slot * tile.shape.num_kv_heads + tile.kv_head;
+    const KVMemory& memory = tile.memory;
+    widen_head(memory.keys, memory.type, head, tile.shape.head_dim, state.keys + index * width);
+    widen_head(memory.values, memory.type, head, tile.shape.head_dim, state.values + index * width);
 }
 
 inline Span seen_span(const AttentionTile& tile, const AttentionRow& row, int chunk_start) {

@@ -86,7 +86,7 @@ void DecoderLayer::feed_forward(const LayerContext& context, const RowMatrix& hi
 void DecoderLayer::rotate_and_store(const LayerContext& context, const KVMemory& memory, int row) const {
     const StepRows& step = context.step;
     const HeadShape& heads = shape_.heads;
-    const int half = heads.head_dim / 2, kv_width = heads.num_kv_heads * heads.head_dim;
+    const int half = heads.head_dim / 2;
     const float* cosines = step.rotary.cosines + step.positions[row] * half;
     const float* sines = step.rotary.sines + step.positions[row] * half;
     float* projected = context.workspace.query_key_value.row(row);
@@ -94,15 +94,12 @@ void DecoderLayer::rotate_and_store(const LayerContext& context, const KVMemory&
         context.kernels.rotate(projected + static_cast<std::int64_t>(head) * heads.head_dim, cosines, sines, half);
     }
     const float* keys = projected + static_cast<std::int64_t>(heads.num_heads) * heads.head_dim;
-    const std::int64_t place = step.slots[row] * kv_width;
-    if (memory.is_bfloat16) {
-        const auto round = context.kernels.round_to_bfloat16;
-        round(keys, kv_width, static_cast<std::uint16_t*>(memory.keys) + place);
-        round(keys + kv_width, kv_width, static_cast<std::uint16_t*>(memory.values) + place);
-    } else {
-        std::copy_n(keys, kv_width, static_cast<float*>(memory.keys) + place);
-        std::copy_n(keys + kv_width, kv_width, static_cast<float*>(memory.values) + place);
-    }
+    const std::int64_t first_head = step.slots[row] * heads.num_kv_heads;
+    const auto store = [&](const float* source, const StoredHeads& stored) {
+        store_heads(context.kernels, source, heads.num_kv_heads, heads.head_dim, memory.type, stored, first_head);
+    };
+    store(keys, memory.keys);
+    store(keys + static_cast<std::int64_t>(heads.num_kv_heads) * heads.head_dim, memory.values);
 }
 
 void DecoderLayer::feed_forward_block(const LayerContext& context, const RowMatrix& hidden, int first_row,

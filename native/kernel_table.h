@@ -41,6 +41,10 @@ struct KernelTable {
     void (*round_to_bfloat16)(const float* row, int width, std::uint16_t* out);
     void (*widen_bfloat16)(const std::uint16_t* row, int width, float* out);
 
+    // Round one head to int8, ties to even; returns its scale, largest magnitude / 127. A head with a number that is not
+    // finite gets a scale that is none either.
+    float (*quantize_head)(const float* head, int width, std::int8_t* out);
+
     // Attention of some rows that share their pages, for the query heads of one K/V head.
     void (*attend)(const AttentionTile& tile);
 

@@ -7,8 +7,9 @@
 namespace aquiline {
 
 const KernelTable avx512_kernels = {
-    rms_norm, rotate,  silu_multiply,      exponentials, round_to_bfloat16, widen_bfloat16,
-    attend,   largest, largest_with_noise, noise_bits,   gumbel_noise,      logit_kernels,
+    rms_norm,      rotate, silu_multiply, exponentials,       round_to_bfloat16, widen_bfloat16,
+    quantize_head, attend, largest,       largest_with_noise, noise_bits,        gumbel_noise,
+    logit_kernels,
 };
 
 }  // namespace aquiline

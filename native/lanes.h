@@ -36,6 +36,7 @@ typedef float FloatPart __attribute__((vector_size(kPartBytes)));
 typedef std::int32_t IntPart __attribute__((vector_size(kPartBytes)));
 typedef std::uint32_t WordPart __attribute__((vector_size(kPartBytes)));
 typedef std::uint16_t HalfPart __attribute__((vector_size(kPartBytes / 2)));
+typedef std::int8_t BytePart __attribute__((vector_size(kPartBytes / 4)));
 
 template <class Number, class Part>
 struct Wide {
@@ -49,6 +50,9 @@ using WordLanes = Wide<std::uint32_t, WordPart>;
 
 struct HalfLanes {
     HalfPart parts[kParts];
+};
+struct ByteLanes {
+    BytePart parts[kParts];
 };
 
 // Written out, for a loop over the parts keeps the compiler from holding them in registers.
@@ -190,6 +194,42 @@ inline Lanes to_float(const WordLanes& numbers) {
     return each_part<Lanes>([&](int i) { return __builtin_convertvector(numbers.parts[i], FloatPart); });
 }
 
+// The nearest integers of numbers below 2^22 in magnitude, ties to even.
+inline IntLanes nearest_integers(const Lanes& value) {
+    // Adding 1.5 * 2^23 leaves the nearest integer in the lowest bits.
+    const Lanes magic = broadcast(12582912.0f);
+    return with_bits_of<IntLanes>(value + magic) - with_bits_of<IntLanes>(magic);
+}
+
+inline Lanes load_int8(const std::int8_t* source) {
+    return to_float(each_part<IntLanes>([&](int i) {
+        BytePart bytes;
+        std::memcpy(&bytes, source + i * kPartLanes, sizeof bytes);
+        return __builtin_convertvector(bytes, IntPart);
+    }));
+}
+
+inline Lanes load_first_int8(const std::int8_t* source, int count) {
+    std::int8_t bytes[kLanes] = {};
+    std::memcpy(bytes, source, static_cast<std::size_t>(count));
+    return load_int8(bytes);
+}
+
+// The lowest byte of each number.
+inline ByteLanes to_int8(const IntLanes& numbers) {
+    return each_part<ByteLanes>([&](int i) { return __builtin_convertvector(numbers.parts[i], BytePart); });
+}
+
+inline void store_int8(std::int8_t* target, const IntLanes& numbers) {
+    const ByteLanes bytes = to_int8(numbers);
+    std::memcpy(target, &bytes, sizeof bytes);
+}
+
+inline void store_first_int8(std::int8_t* target, const IntLanes& numbers, int count) {
+    const ByteLanes bytes = to_int8(numbers);
+    std::memcpy(target, &bytes, static_cast<std::size_t>(count));
+}
+
 // first * second + addend; rounded once where the instruction set can, twice elsewhere.
 inline Lanes multiply_add(const Lanes& first, const Lanes& second, const Lanes& addend) {
     return each_part<Lanes>([&](int i) {
@@ -242,6 +282,10 @@ inline IntLanes select(const IntLanes& mask, const IntLanes& chosen, const IntLa
 }
 inline Lanes larger(const Lanes& first, const Lanes& second) {
     return each_part<Lanes>([&](int i) { return first.parts[i] > second.parts[i] ? first.parts[i] : second.parts[i]; });
+}
+inline IntLanes larger(const IntLanes& first, const IntLanes& second) {
+    return each_part<IntLanes>(
+        [&](int i) { return first.parts[i] > second.parts[i] ? first.parts[i] : second.parts[i]; });
 }
 inline Lanes smaller(const Lanes& first, const Lanes& second) {
     return each_part<Lanes>([&](int i) { return first.parts[i] < second.parts[i] ? first.parts[i] : second.parts[i]; });

@@ -1,5 +1,6 @@
 #include "model_memory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -30,16 +31,26 @@ void move(void* rows, std::int64_t row_bytes, const std::vector<std::int64_t>& s
 
 }  // namespace
 
-void move_rows(const ModelMemory& memory, std::int64_t numbers_per_row, const std::vector<std::int64_t>& sources,
-               const std::vector<std::int64_t>& targets) {
+void ModelMemory::add_layer(const StoredHeads& keys, const StoredHeads& values) {
+    const bool wants_scales = type_ == KVType::int8;
+    if ((keys.scales != nullptr) != wants_scales || (values.scales != nullptr) != wants_scales) {
+        throw std::invalid_argument("int8 keys and values have scales, others have none");
+    }
+    layers_.push_back({keys, values, type_});
+}
+
+void ModelMemory::move_rows(const std::vector<std::int64_t>& sources, const std::vector<std::int64_t>& targets) const {
     if (sources.size() != targets.size()) throw std::invalid_argument("every source needs a target");
-    check_slots(sources, memory.num_slots);
-    check_slots(targets, memory.num_slots);
-    std::vector<char> buffer(sources.size() * static_cast<std::size_t>(numbers_per_row) * sizeof(float));
-    for (const KVMemory& layer : memory.layers) {
-        const std::int64_t row_bytes = numbers_per_row * (layer.is_bfloat16 ? 2 : 4);
-        move(layer.keys, row_bytes, sources, targets, buffer);
-        move(layer.values, row_bytes, sources, targets, buffer);
+    check_slots(sources, num_slots_);
+    check_slots(targets, num_slots_);
+    const std::int64_t row_bytes = static_cast<std::int64_t>(num_kv_heads_) * head_dim_ * bytes_per_number(type_);
+    const std::int64_t scale_bytes = static_cast<std::int64_t>(num_kv_heads_) * sizeof(float);
+    std::vector<char> buffer(sources.size() * static_cast<std::size_t>(std::max(row_bytes, scale_bytes)));
+    for (const KVMemory& layer : layers_) {
+        for (const StoredHeads& heads : {layer.keys, layer.values}) {
+            move(heads.numbers, row_bytes, sources, targets, buffer);
+            if (heads.scales != nullptr) move(heads.scales, scale_bytes, sources, targets, buffer);
+        }
     }
 }
 

@@ -1,7 +1,6 @@
 // Whole forwards of target and draft for Python. Memory comes as addresses, which the Python side has checked.
 
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -58,13 +57,9 @@ EmbeddingTable packed_embedding(std::shared_ptr<const PackedLinear> packed) {
     return table;
 }
 
-ModelMemory model_memory(const std::vector<std::pair<Address, Address>>& layers, bool is_bfloat16,
-                         std::int64_t num_slots) {
-    ModelMemory memory{{}, num_slots};
-    for (const auto& [keys, values] : layers) {
-        memory.layers.push_back({pointer<void>(keys), pointer<void>(values), is_bfloat16});
-    }
-    return memory;
+void add_layer(ModelMemory& memory, Address keys, Address values, Address key_scales, Address value_scales) {
+    memory.add_layer({pointer<void>(keys), pointer<float>(key_scales)},
+                     {pointer<void>(values), pointer<float>(value_scales)});
 }
 
 StepRows step_rows(int num_rows, Address positions, Address slots, const RotaryTable& rotary,
@@ -73,11 +68,11 @@ StepRows step_rows(int num_rows, Address positions, Address slots, const RotaryT
     step.num_rows = num_rows;
     step.positions = pointer<const std::int64_t>(positions);
     step.slots = pointer<const std::int64_t>(slots);
-    step.num_slots = memory.num_slots;
+    step.num_slots = memory.num_slots();
     step.rotary = rotary;
     step.first_position = first_position;
     check_places(step);
-    step.attention = spread_groups(groups, num_rows, first_position, memory.num_slots);
+    step.attention = spread_groups(groups, num_rows, first_position, memory.num_slots());
     return step;
 }
 
@@ -90,7 +85,7 @@ void add_tree(RowBuilder& self, const std::vector<std::int64_t>& block_ids, std:
 
 void run_built_llama(LlamaForward& self, const RowBuilder& rows, const RotaryTable& rotary, const ModelMemory& memory,
                      Address hidden_states, Address features, bool features_are_bfloat16) {
-    self.run(rows.token_ids(), rows.rows(rotary, memory.num_slots), memory.layers, pointer<float>(hidden_states),
+    self.run(rows.token_ids(), rows.rows(rotary, memory.num_slots()), memory.layers(), pointer<float>(hidden_states),
              {pointer<void>(features), features_are_bfloat16});
 }
 
@@ -103,7 +98,7 @@ std::unique_ptr<LlamaForward> new_llama(std::shared_ptr<ThreadPool> threads, con
 
 void run_llama(LlamaForward& self, Address token_ids, const StepRows& step, const ModelMemory& memory,
                Address hidden_states, Address features, bool features_are_bfloat16) {
-    self.run(pointer<const std::int64_t>(token_ids), step, memory.layers, pointer<float>(hidden_states),
+    self.run(pointer<const std::int64_t>(token_ids), step, memory.layers(), pointer<float>(hidden_states),
              {pointer<void>(features), features_are_bfloat16});
 }
 
@@ -130,7 +125,7 @@ EagleWeights eagle_weights(const LinearStack& combine, const std::vector<Address
 
 void run_draft(DraftForward& self, Address token_ids, Address hidden_states, const StepRows& step,
                const ModelMemory& memory, Address head_inputs, Address next_hidden_states) {
-    self.run(pointer<const std::int64_t>(token_ids), pointer<const float>(hidden_states), step, memory.layers,
+    self.run(pointer<const std::int64_t>(token_ids), pointer<const float>(hidden_states), step, memory.layers(),
              pointer<float>(head_inputs), pointer<float>(next_hidden_states));
 }
 
@@ -162,9 +157,15 @@ void bind_step(nb::module_& module) {
     module.def("rotary_table", [](Address cosines, Address sines, std::int64_t num_positions) {
         return RotaryTable{pointer<const float>(cosines), pointer<const float>(sines), num_positions};
     }, "cosines"_a, "sines"_a, "num_positions"_a);
-    nb::class_<ModelMemory>(module, "ModelMemory").def_ro("num_slots", &ModelMemory::num_slots);
-    module.def("model_memory", model_memory, "layers"_a, "is_bfloat16"_a, "num_slots"_a);
-    module.def("move_rows", move_rows, "memory"_a, "numbers_per_row"_a, "sources"_a, "targets"_a);
+    nb::enum_<KVType>(module, "KVType")
+        .value("float32", KVType::float32)
+        .value("bfloat16", KVType::bfloat16)
+        .value("int8", KVType::int8);
+    nb::class_<ModelMemory>(module, "ModelMemory")
+        .def(nb::init<KVType, std::int64_t, int, int>(), "type"_a, "num_slots"_a, "num_kv_heads"_a, "head_dim"_a)
+        .def("add_layer", add_layer, "keys"_a, "values"_a, "key_scales"_a, "value_scales"_a)
+        .def("move_rows", &ModelMemory::move_rows, "sources"_a, "targets"_a)
+        .def_prop_ro("num_slots", &ModelMemory::num_slots);
     nb::class_<RowBuilder>(module, "RowBuilder")
         .def(nb::init<int, int>(), "block_size"_a, "first_position"_a)
         .def("add_run", &RowBuilder::add_run, "block_ids"_a, "first_slot"_a, "token_ids"_a)

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "bindings.h"
 #include "kernel_table.h"
 #include "memory_address.h"
+#include "model_memory.h"
 #include "sampling.h"
 #include "step_rows.h"
 
@@ -74,22 +76,27 @@ void set_paths(AttentionGroupArrays& group, Address path_slots, std::int64_t pat
 
 struct AttentionCall {
     HeadShape shape;
-    KVMemory memory;
-    std::int64_t num_slots;
+    ModelMemory memory;
 };
 
-AttentionCall attention_call(int num_heads, int num_kv_heads, int head_dim, Address keys, Address values,
-                             bool is_bfloat16, std::int64_t num_slots) {
-    return {{num_heads, num_kv_heads, head_dim}, {pointer<void>(keys), pointer<void>(values), is_bfloat16}, num_slots};
+// Attention over the memory of one layer.
+AttentionCall attention_call(int num_heads, const ModelMemory& memory) {
+    if (memory.layers().size() != 1) throw std::invalid_argument("attention reads the memory of one layer");
+    return {{num_heads, memory.num_kv_heads(), memory.head_dim()}, memory};
 }
 
 void run_attention(ThreadPool& threads, const AttentionCall& call, Address query, int num_rows,
                    const std::vector<AttentionGroupArrays>& groups, int first_position, Address out) {
-    const std::vector<AttentionRow> rows = spread_groups(groups, num_rows, first_position, call.num_slots);
+    const std::vector<AttentionRow> rows = spread_groups(groups, num_rows, first_position, call.memory.num_slots());
     const std::int64_t width = static_cast<std::int64_t>(call.shape.num_heads) * call.shape.head_dim;
     nb::gil_scoped_release release;
-    attention(threads, kernels(), pointer<const float>(query), width, rows, first_position, call.memory, call.shape,
-              pointer<float>(out), width);
+    attention(threads, kernels(), pointer<const float>(query), width, rows, first_position, call.memory.layers().front(),
+              call.shape, pointer<float>(out), width);
+}
+
+void quantize_heads(Address heads, int num_heads, int head_dim, Address numbers, Address scales) {
+    store_heads(kernels(), pointer<const float>(heads), num_heads, head_dim, KVType::int8,
+                {pointer<void>(numbers), pointer<float>(scales)}, 0);
 }
 
 void draw(ThreadPool& threads, Address scores, int num_rows, std::int64_t num_columns, Address keys, Address is_greedy,
@@ -118,8 +125,8 @@ void bind_kernels(nb::module_& module) {
     nb::class_<AttentionGroupArrays>(module, "AttentionGroup").def("set_paths", set_paths);
     module.def("attention_group", attention_group);
     nb::class_<AttentionCall>(module, "AttentionCall");
-    module.def("attention_call", attention_call, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "keys"_a, "values"_a,
-               "is_bfloat16"_a, "num_slots"_a);
+    module.def("attention_call", attention_call, "num_heads"_a, "memory"_a);
+    module.def("quantize_heads", quantize_heads, "heads"_a, "num_heads"_a, "head_dim"_a, "numbers"_a, "scales"_a);
     module.def("attention", run_attention, "threads"_a, "call"_a, "query"_a, "num_rows"_a, "groups"_a,
                "first_position"_a, "out"_a);
     module.def("draw_tokens", draw, "threads"_a, "scores"_a, "num_rows"_a, "num_columns"_a, "keys"_a, "is_greedy"_a,

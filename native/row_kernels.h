@@ -90,5 +90,32 @@ void widen_bfloat16(const std::uint16_t* row, int width, float* out) {
         [&](int i, int count) { store_first(out + i, load_first_bfloat16(row + i, count), count); });
 }
 
+// Heads smaller than this become zero: 127 / magnitude would overflow.
+constexpr float kSmallestHead = 0x1p-100f;
+
+float quantize_head(const float* head, int width, std::int8_t* out) {
+    // Magnitudes are compared as integers, where a NaN is the largest of all and so is not lost.
+    IntLanes magnitudes{};
+    for_lanes(
+        width, [&](int i) { magnitudes = larger(magnitudes, with_bits_of<IntLanes>(load(head + i)) & 0x7fffffff); },
+        [&](int i, int count) {
+            magnitudes = larger(magnitudes, with_bits_of<IntLanes>(load_first(head + i, count)) & 0x7fffffff);
+        });
+    std::int32_t largest_bits = 0;
+    for (int lane = 0; lane < kLanes; ++lane) {
+        if (magnitudes[lane] > largest_bits) largest_bits = magnitudes[lane];
+    }
+    float largest;
+    std::memcpy(&largest, &largest_bits, sizeof largest);
+    const bool is_empty = largest < kSmallestHead;
+    const float inverse = is_empty ? 0.0f : 127.0f / largest;
+    for_lanes(
+        width, [&](int i) { store_int8(out + i, nearest_integers(load(head + i) * inverse)); },
+        [&](int i, int count) {
+            store_first_int8(out + i, nearest_integers(load_first(head + i, count) * inverse), count);
+        });
+    return is_empty ? 0.0f : largest / 127.0f;
+}
+
 }  // namespace
 }  // namespace aquiline

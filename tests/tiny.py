@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from aquiline.config import AcceptanceRule, CacheConfig, Dtype, EngineConfig, SchedulerConfig, SpeculativeConfig
+from aquiline.config import (
+    AcceptanceRule,
+    CacheConfig,
+    Dtype,
+    EngineConfig,
+    KVCacheDtype,
+    SchedulerConfig,
+    SpeculativeConfig,
+)
 from aquiline.engine.draft import Drafter
 from aquiline.engine.engine import Engine, EngineModels
 from aquiline.engine.inputs import StepLayout
@@ -117,12 +125,16 @@ class TinySettings:
     check_consistency: bool = False
     poison: bool = True
     dtype: Dtype = "float32"
+    kv_cache_dtype: KVCacheDtype = "auto"
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
             dtype=self.dtype,
             cache=CacheConfig(
-                block_size=self.block_size, num_blocks=self.num_blocks, enable_prefix_cache=self.prefix_cache
+                block_size=self.block_size,
+                num_blocks=self.num_blocks,
+                kv_cache_dtype=self.kv_cache_dtype,
+                enable_prefix_cache=self.prefix_cache,
             ),
             scheduler=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,

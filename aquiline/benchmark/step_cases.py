@@ -37,8 +37,10 @@ def attention_case(target: TargetInMemory, num_rows: int) -> Case:
     config, rows = target.model.config, target.request.tree(num_rows)
     query = torch.randn(num_rows, config.num_heads, config.head_dim)
     calls = [
-        prepared_attention(query, layer.keys, layer.values, rows.attention, target.model.threads)
-        for layer in target.memory
+        prepared_attention(
+            query, kv.keys, kv.values, rows.attention, target.model.threads, kv.key_scales, kv.value_scales
+        )
+        for kv in target.memory
     ]
 
     def run() -> None:
@@ -46,7 +48,7 @@ def attention_case(target: TargetInMemory, num_rows: int) -> Case:
             call()
 
     layer = target.memory[0]
-    slot_bytes = sum(part[0].numel() * part.element_size() for part in (layer.keys, layer.values))
+    slot_bytes = sum(part[0].numel() * part.element_size() for part in layer.tensors())
     keys_seen = sum(int(position) + 1 for position in rows.positions)
     operations = 4 * config.num_heads * config.head_dim * keys_seen
     work = Work(slot_bytes * (target.request.context + num_rows - 1), operations=(("float32", operations),))

@@ -57,6 +57,7 @@ ENGINE_OPTIONS = (
     Option("--block-size", "block_size", "tokens per KV block", integer, "N"),
     Option("--num-blocks", "num_blocks", "blocks in the KV pool", integer, "N"),
     Option("--kv-cache-gb", "kv_cache_gb", "size of the KV pool in GiB", number, "GIB"),
+    Option("--kv-cache-dtype", "kv_cache_dtype", "of keys and values: auto, bfloat16, float32 or int8", str, "DTYPE"),
     Option("--no-prefix-cache", "enable_prefix_cache", "do not share KV between equal beginnings", switch_value=False),
     Option("--check-consistency", "check_consistency", "recompute and compare all states after every step (slow)"),
     Option("--poison-memory", "poison_memory", "fill unwritten memory with NaN, so that a leak shows (for tests)"),

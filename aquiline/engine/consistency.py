@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from aquiline.engine.draft_inputs import DraftInputBuilder
 from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.inputs import InputBuilder, StepLayout
-from aquiline.engine.kv_pool import KVPool, MemoryKind
+from aquiline.engine.kv_pool import KVPool
 from aquiline.engine.sampling_inputs import SamplingState
 from aquiline.engine.schedule import ScheduledRequest
 from aquiline.engine.slots import SlotLayout
@@ -76,10 +76,9 @@ class ConsistencyChecker:
 
     def _compute(self, history: Sequence[int], num_computed: int) -> tuple[KVPool, Tensor]:
         """Target KV, features and draft KV of a history whose last token is not computed; slot = position."""
-        dtype = self._target.feature_dtype
         layout = SlotLayout(num_blocks=1, block_size=len(history), max_num_seqs=1, scratch_per_row=0)
         draft_config = None if self._draft is None else self._draft.config.layers
-        memory = MemoryKind(dtype, self._target.device, poison=True)
+        memory = replace(self._state.pool.memory, poison=True)
         pool = KVPool(layout, self._target.config, draft_config, memory)
         builder = InputBuilder(layout, self._target.device)
         replay = Request("replay", tuple(history), SamplingParams(), seed=0, block_ids=[0])
@@ -108,8 +107,9 @@ def _compare_layers(
     for index, (held_layer, fresh_layer) in enumerate(zip(held, fresh, strict=True)):
         first = int(fresh_slots[0])
         label = f"{name} of layer {index}"
-        _compare(f"{label} (keys)", held_layer.keys[held_slots], fresh_layer.keys[fresh_slots], first)
-        _compare(f"{label} (values)", held_layer.values[held_slots], fresh_layer.values[fresh_slots], first)
+        names = ("keys", "values", "key scales", "value scales")
+        for part, mine, right in zip(names, held_layer.tensors(), fresh_layer.tensors(), strict=False):
+            _compare(f"{label} ({part})", mine[held_slots], right[fresh_slots], first)
 
 
 def _compare(name: str, held: Tensor, fresh: Tensor, first_position: int) -> None:

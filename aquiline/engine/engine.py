@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,7 +29,7 @@ from aquiline.engine.sample import Accepted, Sampler
 from aquiline.engine.sampling_inputs import SamplingState
 from aquiline.engine.schedule import ScheduledBatch
 from aquiline.engine.scheduler import Scheduler
-from aquiline.engine.sizing import DTYPES, EngineSizes
+from aquiline.engine.sizing import DTYPES, KV_DTYPES, EngineSizes
 from aquiline.engine.stats import PhaseClock
 from aquiline.engine.stream import TextStream
 from aquiline.engine.target_runner import runner_for
@@ -89,7 +89,7 @@ class Engine:
         self._builder = InputBuilder(layout, device)
         draft_layers = draft_config.layers if draft_config is not None else None
         memory = MemoryKind(DTYPES[config.dtype], device, config.poison_memory)
-        self.pool = KVPool(layout, target.config, draft_layers, memory)
+        self.pool = KVPool(layout, target.config, draft_layers, replace(memory, dtype=KV_DTYPES[config.kv_dtype]))
         self._sampler = Sampler(target.config.vocab_size, config.speculative.acceptance, target.sampling)
         self._runner = runner_for(target, self.pool, self._builder)
         self._verifier = Verifier(self._runner, self._builder)

@@ -16,6 +16,7 @@ from aquiline.models.model_config import EagleConfig, LlamaConfig
 from aquiline.speculation import DynamicTree, TreeShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+KV_DTYPES = DTYPES | {"int8": torch.int8}
 DEFAULT_CACHE_BYTES = 2**30
 
 
@@ -56,7 +57,7 @@ class EngineSizes:
             max_num_seqs=config.scheduler.max_num_seqs,
             scratch_per_row=scratch,
         )
-        _check_memory(layout, target, draft, DTYPES[config.dtype])
+        _check_memory(layout, target, draft, config)
         return cls(max_model_len, layout)
 
 
@@ -65,7 +66,7 @@ def _num_blocks(config: EngineConfig, target: LlamaConfig, draft: EagleConfig | 
     if cache.num_blocks is not None:
         return cache.num_blocks
     models = [target] if draft is None else [target, draft.layers]
-    size = block_bytes(cache.block_size, models, DTYPES[config.dtype])
+    size = block_bytes(cache.block_size, models, KV_DTYPES[config.kv_dtype])
     if cache.kv_cache_gb is not None:
         num_blocks = int(cache.kv_cache_gb * 2**30 / size)
         if num_blocks < 1:
@@ -77,11 +78,11 @@ def _num_blocks(config: EngineConfig, target: LlamaConfig, draft: EagleConfig | 
     return max(1, min(enough, DEFAULT_CACHE_BYTES // size))
 
 
-def _check_memory(layout: SlotLayout, target: LlamaConfig, draft: EagleConfig | None, dtype: torch.dtype) -> None:
+def _check_memory(layout: SlotLayout, target: LlamaConfig, draft: EagleConfig | None, config: EngineConfig) -> None:
     models = [target] if draft is None else [target, draft.layers]
-    needed = layout.num_slots * block_bytes(1, models, dtype)
+    needed = layout.num_slots * block_bytes(1, models, KV_DTYPES[config.kv_dtype])
     if draft is not None:
-        needed += layout.num_blocks * draft.feature_size * dtype.itemsize
+        needed += layout.num_blocks * draft.feature_size * DTYPES[config.dtype].itemsize
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > present:
         raise InvalidParameterError(

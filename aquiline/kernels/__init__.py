@@ -3,6 +3,7 @@
 from aquiline.kernels.attention_inputs import AttentionGroup, AttentionInputs
 from aquiline.kernels.reference.attention import CONTEXT_CHUNK, attention
 from aquiline.kernels.reference.dense import linear, rms_norm, rotate, silu_multiply
+from aquiline.kernels.reference.quantized_heads import quantize_heads
 
 __all__ = [
     "CONTEXT_CHUNK",
@@ -10,6 +11,7 @@ __all__ = [
     "AttentionInputs",
     "attention",
     "linear",
+    "quantize_heads",
     "rms_norm",
     "rotate",
     "silu_multiply",

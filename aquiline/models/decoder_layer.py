@@ -66,7 +66,9 @@ class DecoderLayer:
         query, key, value = (part.view(len(rows), -1, config.head_dim) for part in parts)
         query = kernels.rotate(query, shared.cos, shared.sin)
         memory.write(shared.slots, kernels.rotate(key, shared.cos, shared.sin), value)
-        mixed = kernels.attention(query, memory.keys, memory.values, shared.attention)
+        mixed = kernels.attention(
+            query, memory.keys, memory.values, shared.attention, memory.key_scales, memory.value_scales
+        )
         return self.output(mixed.flatten(1))
 
     def feed_forward(self, hidden: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from aquiline.kernels.cpu.forward import LayerMemories, MemoryShape, RotaryTable, StepRows
+from aquiline.kernels.cpu.forward import LayerMemories, LayerMemory, MemoryShape, RotaryTable, StepRows
 from aquiline.models.kv_layer import KVLayer
 from aquiline.models.llama import ForwardRows
 from aquiline.models.model_config import LlamaConfig
@@ -45,7 +45,8 @@ class NativeInputs:
     def memory(self, memory: Sequence[KVLayer]) -> LayerMemories:
         """The layers of a memory, whose tensors stay the same for as long as it lives."""
         if self._memory is None or memory is not self._memory_of:
-            self._memory = LayerMemories([(layer.keys, layer.values) for layer in memory], self._shape)
+            layers = [LayerMemory(kv.keys, kv.values, kv.key_scales, kv.value_scales) for kv in memory]
+            self._memory = LayerMemories(layers, self._shape)
             self._memory_of = memory
         return self._memory
 

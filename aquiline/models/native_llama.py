@@ -143,8 +143,7 @@ class NativeLlama:
 
     def move_rows(self, memory: Sequence[KVLayer], sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy K and V from slots to slots in every layer; all of a layer's are read before any is written."""
-        numbers_per_row = self.config.num_kv_heads * self.config.head_dim
-        native().move_rows(self._inputs.memory(memory).handle, numbers_per_row, sources, targets)
+        self._inputs.memory(memory).handle.move_rows(sources, targets)
 
     def layer_parts(self, part: str) -> list[_native.LinearStack]:
         """One linear layer of every decoder layer, for programs that measure it.

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from aquiline.config import KVCacheDtype
 from aquiline.engine.engine import Engine
 from aquiline.kernels import cpu
 from aquiline.kernels.cpu import Threads
@@ -15,6 +16,7 @@ from aquiline.models.loading import expected_draft_tensors
 from aquiline.models.native_eagle import NativeEagle
 from aquiline.models.native_llama import NativeLlama
 from aquiline.request import Request, SamplingParams
+from tests.kernels.cpu.levels import LEVELS
 from tests.models.native_models import AUX_LAYER_IDS, packable_config, rounded, target_tensors
 from tests.tiny import (
     ScriptedDrafter,
@@ -35,7 +37,7 @@ PARAMS = [
 ]
 
 
-def native_engine(quantization: str, speculate: str, num_threads: int) -> Engine:
+def native_engine(quantization: str, speculate: str, num_threads: int, kv_cache_dtype: KVCacheDtype = "auto") -> Engine:
     """An engine whose states are checked after every step."""
     config = packable_config()
     target = NativeLlama.pack(config, target_tensors(config), quantization, Threads(num_threads), AUX_LAYER_IDS)
@@ -46,25 +48,44 @@ def native_engine(quantization: str, speculate: str, num_threads: int) -> Engine
     tensors = rounded(random_tensors(shapes, 1, scale=0.15))
     tensors["draft_to_target_ids"] = torch.arange(config.vocab_size)
     draft = NativeEagle.pack(draft_config, tensors, target, quantization)
-    settings = TinySettings(speculate=speculate, check_consistency=speculate != "off", max_num_batched_tokens=32)
+    settings = TinySettings(
+        speculate=speculate,
+        check_consistency=speculate != "off",
+        max_num_batched_tokens=32,
+        kv_cache_dtype=kv_cache_dtype,
+    )
     return tiny_engine(settings, cast(Any, target), cast(Any, draft))
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("speculate", ["chain:3", "tree:3x2x1"])
-def test_speculation_on_native_kernels_changes_no_token(quantization: str, speculate: str) -> None:
-    plain = token_ids(run_prompts(native_engine(quantization, "off", 1), PROMPTS, PARAMS))
+def test_speculation_on_native_kernels_changes_no_token(
+    quantization: str, speculate: str, kv_cache_dtype: KVCacheDtype
+) -> None:
+    plain = token_ids(run_prompts(native_engine(quantization, "off", 1, kv_cache_dtype), PROMPTS, PARAMS))
     histories = [(*prompt, *tokens) for prompt, tokens in zip(PROMPTS, plain, strict=True)]
 
     def mostly_right(request: Request, position: int, rank: int, proposal: int) -> int:
         history = histories[int(request.request_id.split("-")[0])]
         return history[position] if rank == 0 and position % 4 and position < len(history) else proposal
 
-    engine = native_engine(quantization, speculate, 2)
+    engine = native_engine(quantization, speculate, 2, kv_cache_dtype)
     ScriptedDrafter.replace_in(engine, mostly_right)
     outputs = run_prompts(engine, PROMPTS, PARAMS)
     assert token_ids(outputs) == plain
     accepted = [output.outputs[0].speculation.num_accepted_draft_tokens for output in outputs]
     assert min(accepted) > 5
-    alone = native_engine(quantization, speculate, 1)
+    alone = native_engine(quantization, speculate, 1, kv_cache_dtype)
     assert token_ids(run_prompts(alone, PROMPTS[1:2], PARAMS[1:2])) == plain[1:2]
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_instruction_set_changes_a_token_by_speculation(
+    level: str, kv_cache_dtype: KVCacheDtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AQUILINE_CPU_LEVEL", level)
+    if cpu.level() != level:
+        pytest.skip(f"this machine has no {level}")
+    test_speculation_on_native_kernels_changes_no_token("int8", "tree:3x2x1", kv_cache_dtype)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from aquiline.config import CacheConfig, EngineConfig, KVCacheDtype, SchedulerConfig, SpeculativeConfig
 from aquiline.engine.planner import Planner
 from aquiline.engine.sizing import EngineSizes
 from aquiline.errors import InvalidParameterError
@@ -53,6 +53,13 @@ def test_asked_sizes_are_kept_to_the_block() -> None:
     for mode, token_bytes in (("off", TARGET_TOKEN_BYTES), ("chain:2", TARGET_TOKEN_BYTES + DRAFT_TOKEN_BYTES)):
         config = EngineConfig(cache=CacheConfig(block_size=4, kv_cache_gb=0.001))
         assert sizes(config, mode).layout.num_blocks == int(0.001 * 2**30 / (4 * token_bytes))
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "head_bytes"), [("float32", 64), ("bfloat16", 32), ("int8", 16 + 4)])
+def test_narrow_heads_make_room_for_more_blocks(kv_cache_dtype: KVCacheDtype, head_bytes: int) -> None:
+    """Heads of 16 numbers; int8 has a float32 scale beside each."""
+    config = EngineConfig(cache=CacheConfig(block_size=4, kv_cache_gb=0.001, kv_cache_dtype=kv_cache_dtype))
+    assert sizes(config, "chain:2").layout.num_blocks == int(0.001 * 2**30 / (4 * 5 * 2 * 2 * head_bytes))
 
 
 def test_a_cache_smaller_than_a_block_is_refused_with_the_least_size() -> None:

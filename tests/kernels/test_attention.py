@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,8 +18,8 @@ from aquiline.kernels.reference.attention import QUERY_TILE
 SEEDS = st.integers(0, 2**31)
 BORDERS = (1, 2, 3, 30, 31, 32, 33, 34, 62, 63, 64, 65, 66, 95, 96, 97, 128, 129)
 LENGTHS = st.sampled_from(BORDERS)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.int8: 5e-6}
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,13 @@ class Memory:
     def __init__(self, heads: Heads, num_slots: int, seed: int, dtype: torch.dtype = torch.float32) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         shape = (num_slots, heads.num_kv_heads, heads.head_dim)
-        self.keys = torch.randn(shape, generator=self.generator).to(dtype)
-        self.values = torch.randn(shape, generator=self.generator).to(dtype)
+        self.key_scales: Tensor | None = None
+        self.value_scales: Tensor | None = None
+        numbers = [torch.randn(shape, generator=self.generator) for _ in range(2)]
+        if dtype == torch.int8:
+            (self.keys, self.key_scales), (self.values, self.value_scales) = map(integers_and_scales, numbers)
+        else:
+            self.keys, self.values = (part.to(dtype) for part in numbers)
         self._free = (1 + torch.randperm(num_slots - 1, generator=self.generator)).tolist()
 
     def take(self, count: int) -> list[int]:
@@ -60,7 +66,8 @@ class Memory:
     def copy(self, sources: Sequence[int]) -> list[int]:
         """The same keys and values once more, elsewhere."""
         targets = self.take(len(sources))
-        self.keys[targets], self.values[targets] = self.keys[list(sources)], self.values[list(sources)]
+        for part in self.parts():
+            part[targets] = part[list(sources)]
         return targets
 
     def poison(self, inputs: AttentionInputs) -> None:
@@ -69,13 +76,28 @@ class Memory:
         for slots in visible_slots(inputs):
             unseen[slots] = False
         assert unseen[0]
-        self.keys[unseen] = torch.nan
-        self.values[unseen] = torch.nan
+        for part in self.parts():
+            part[unseen] = torch.nan if part.is_floating_point() else 127
 
     def queries(self, num_rows: int, heads: Heads) -> Tensor:
         """Random queries, large enough to make some keys matter much more than others."""
         query = 2 * torch.randn(num_rows, heads.num_heads, heads.head_dim, generator=self.generator)
-        return query.to(self.keys.dtype)
+        return query.to(self.keys.dtype) if self.keys.is_floating_point() else query
+
+    def parts(self) -> list[Tensor]:
+        """Everything that has a row for each slot."""
+        parts = (self.keys, self.values, self.key_scales, self.value_scales)
+        return [part for part in parts if part is not None]
+
+
+def integers_and_scales(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Heads [..., head_dim] as int8 numbers and the scale of each head."""
+    scales = numbers.abs().amax(dim=-1) / 127
+    return (numbers / scales.unsqueeze(-1)).round().to(torch.int8), scales
+
+
+def attend(query: Tensor, memory: Memory, inputs: AttentionInputs) -> Tensor:
+    return attention(query, memory.keys, memory.values, inputs, memory.key_scales, memory.value_scales)
 
 
 def visible_slots(inputs: AttentionInputs) -> list[list[int]]:
@@ -98,8 +120,10 @@ def naive_attention(query: Tensor, memory: Memory, inputs: AttentionInputs) -> T
     heads_per_group = query.shape[1] // memory.keys.shape[1]
     for row, slots in enumerate(visible_slots(inputs)):
         for head in range(query.shape[1] if slots else 0):
-            keys = memory.keys[slots, head // heads_per_group].double()
-            values = memory.values[slots, head // heads_per_group].double()
+            keys, values = (part[slots, head // heads_per_group].double() for part in (memory.keys, memory.values))
+            if memory.key_scales is not None and memory.value_scales is not None:
+                keys *= memory.key_scales[slots, head // heads_per_group].double().unsqueeze(1)
+                values *= memory.value_scales[slots, head // heads_per_group].double().unsqueeze(1)
             weights = torch.softmax(keys @ query[row, head].double() / query.shape[2] ** 0.5, dim=0)
             result[row, head] = weights @ values
     return result
@@ -165,8 +189,8 @@ def test_mixed_groups_equal_the_definition(heads: Heads, dtype: torch.dtype, fir
     inputs = mixed_inputs(memory, first_position)
     memory.poison(inputs)
     query = memory.queries(37, heads)
-    result = attention(query, memory.keys, memory.values, inputs)
-    assert result.dtype == dtype and result.shape == query.shape
+    result = attend(query, memory, inputs)
+    assert result.dtype == query.dtype and result.shape == query.shape
     error = (result.double() - naive_attention(query, memory, inputs)).abs().max()
     assert error <= TOLERANCE[dtype]
 
@@ -179,7 +203,7 @@ def test_decoding_equals_the_definition_around_chunk_borders(length: int, first_
     inputs = AttentionInputs((decode_group(0, [memory.take(length)]),), first_position)
     memory.poison(inputs)
     query = memory.queries(1, heads)
-    result = attention(query, memory.keys, memory.values, inputs)
+    result = attend(query, memory, inputs)
     assert torch.allclose(result.double(), naive_attention(query, memory, inputs), rtol=0, atol=5e-6)
 
 
@@ -201,7 +225,7 @@ def test_paths_equal_the_definition(
     inputs = AttentionInputs((path_group(memory, 0, prefix_lens, path_lens),), first_position)
     memory.poison(inputs)
     query = memory.queries(path_lens.numel(), heads)
-    result = attention(query, memory.keys, memory.values, inputs)
+    result = attend(query, memory, inputs)
     assert torch.allclose(result.double(), naive_attention(query, memory, inputs), rtol=0, atol=5e-6)
 
 
@@ -215,7 +239,7 @@ def test_padding_rows_yield_zeros(first_position: int) -> None:
     ragged = ragged_group(memory, 0, [[0, 35], [0, 0]])
     inputs = AttentionInputs((ragged, replace(paths, visible_lens=visible)), first_position)
     memory.poison(inputs)
-    result = attention(memory.queries(8, heads), memory.keys, memory.values, inputs)
+    result = attend(memory.queries(8, heads), memory, inputs)
     is_padding = torch.tensor([True, False, True, True, False, True, False, True])
     assert not result[is_padding].any()
     assert result[~is_padding].isfinite().all() and result[~is_padding].abs().amax(dim=(1, 2)).min() > 0
@@ -227,7 +251,7 @@ def test_extreme_scores_do_not_overflow() -> None:
     memory.keys *= 1000
     inputs = AttentionInputs((path_group(memory, 0, [40], torch.tensor([[0, 2, 5]])),))
     query = memory.queries(3, heads)
-    result = attention(query, memory.keys, memory.values, inputs)
+    result = attend(query, memory, inputs)
     assert torch.allclose(result.double(), naive_attention(query, memory, inputs), rtol=0, atol=5e-3)
 
 
@@ -284,16 +308,16 @@ def test_tree_row_has_the_bits_of_plain_decoding(
         assert group.key_slots.shape[1] % CONTEXT_CHUNK == 0
     memory.poison(AttentionInputs((tree, *plain_groups), first_position))
 
-    def attend(rows: Tensor, group: AttentionGroup) -> Tensor:
-        return attention(rows, memory.keys, memory.values, AttentionInputs((group,), first_position))
+    def attend_group(rows: Tensor, group: AttentionGroup) -> Tensor:
+        return attend(rows, memory, AttentionInputs((group,), first_position))
 
-    result = attend(query, tree)
+    result = attend_group(query, tree)
     assert result.isfinite().all()
-    assert torch.equal(result, attend(query, plain_groups[0]))
+    assert torch.equal(result, attend_group(query, plain_groups[0]))
     for row, (plain, chunk) in enumerate(zip(plain_groups[1:], chunks, strict=True)):
         own = query[row : row + 1]
-        assert torch.equal(result[row : row + 1], attend(own, plain))
-        assert torch.equal(result[row], attend(own.repeat(chunk.num_queries, 1, 1), chunk)[-1])
+        assert torch.equal(result[row : row + 1], attend_group(own, plain))
+        assert torch.equal(result[row], attend_group(own.repeat(chunk.num_queries, 1, 1), chunk)[-1])
 
 
 @with_dtypes
@@ -305,8 +329,9 @@ def test_where_keys_lie_changes_nothing(dtype: torch.dtype, first_position: int)
     memory.poison(inputs)
     query = memory.queries(37, heads)
     new_slot = torch.randperm(800, generator=memory.generator)
-    keys, values = torch.empty_like(memory.keys), torch.empty_like(memory.values)
-    keys[new_slot], values[new_slot] = memory.keys, memory.values
+    elsewhere = copy.deepcopy(memory)
+    for part, original in zip(elsewhere.parts(), memory.parts(), strict=True):
+        part[new_slot] = original
     moved = [
         replace(
             group,
@@ -315,8 +340,8 @@ def test_where_keys_lie_changes_nothing(dtype: torch.dtype, first_position: int)
         )
         for group in inputs.groups
     ]
-    result = attention(query, keys, values, AttentionInputs(tuple(moved), first_position))
-    assert torch.equal(result, attention(query, memory.keys, memory.values, inputs))
+    result = attend(query, elsewhere, AttentionInputs(tuple(moved), first_position))
+    assert torch.equal(result, attend(query, memory, inputs))
 
 
 @with_dtypes
@@ -332,7 +357,7 @@ def test_longer_tables_and_paths_change_nothing(dtype: torch.dtype) -> None:
         key_slots=torch.nn.functional.pad(group.key_slots, (0, 3 * CONTEXT_CHUNK)),
         path_slots=torch.nn.functional.pad(group.path_slots, (0, 2 * CONTEXT_CHUNK)),
     )
-    results = [attention(query, memory.keys, memory.values, AttentionInputs((each,))) for each in (group, wide)]
+    results = [attend(query, memory, AttentionInputs((each,))) for each in (group, wide)]
     assert torch.equal(*results)
 
 
@@ -345,17 +370,17 @@ def test_long_chunk_equals_its_pieces_and_the_definition(dtype: torch.dtype, num
     inputs = AttentionInputs((chunk_group(0, table, num_queries),), first_position=1)
     memory.poison(inputs)
     query = memory.queries(num_queries, heads)
-    result = attention(query, memory.keys, memory.values, inputs)
+    result = attend(query, memory, inputs)
     assert (result.double() - naive_attention(query, memory, inputs)).abs().max() <= TOLERANCE[dtype]
     for row in (0, 1, 50, QUERY_TILE - 1, num_queries - 1):
         alone = AttentionInputs((decode_group(0, [table[: 20 + row + 1]]),), first_position=1)
-        assert torch.equal(result[row : row + 1], attention(query[row : row + 1], memory.keys, memory.values, alone))
+        assert torch.equal(result[row : row + 1], attend(query[row : row + 1], memory, alone))
     half = num_queries // 2
     first = AttentionInputs((chunk_group(0, table[: 20 + half], half),), first_position=1)
     second = AttentionInputs((chunk_group(0, table, num_queries - half),), first_position=1)
     pieces = (
-        attention(query[:half], memory.keys, memory.values, first),
-        attention(query[half:], memory.keys, memory.values, second),
+        attend(query[:half], memory, first),
+        attend(query[half:], memory, second),
     )
     assert torch.equal(result, torch.cat(pieces))
 
@@ -383,5 +408,5 @@ def test_a_mask_off_by_one_is_noticed(first_position: int) -> None:
     query = memory.queries(3, heads)
     expected = naive_attention(query, memory, inputs)
     for mistake, wrong in wrong_inputs(inputs).items():
-        result = attention(query, memory.keys, memory.values, wrong)
+        result = attend(query, memory, wrong)
         assert (result.double() - expected).abs().max() > 1e-3, mistake

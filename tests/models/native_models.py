@@ -67,10 +67,18 @@ def draft_pair(config: EagleConfig, targets: tuple[LlamaModel, NativeLlama]) -> 
 
 
 def memory_of(config: LlamaConfig, num_slots: int, dtype: torch.dtype = torch.float32) -> list[KVLayer]:
-    """K/V memory of every layer, filled with NaN."""
+    """K/V memory of every layer, filled with NaN; int8 numbers have scales of NaN."""
     shape = (num_slots, config.num_kv_heads, config.head_dim)
+    if dtype == torch.int8:
+        return [quantised_layer(shape) for _ in range(config.num_layers)]
     nothing = torch.full(shape, torch.nan, dtype=dtype)
     return [KVLayer(nothing.clone(), nothing.clone()) for _ in range(config.num_layers)]
+
+
+def quantised_layer(shape: tuple[int, int, int]) -> KVLayer:
+    """int8 memory; what is not written has a scale of NaN."""
+    numbers, scales = torch.zeros(shape, dtype=torch.int8), torch.full(shape[:2], torch.nan)
+    return KVLayer(numbers, numbers.clone(), scales, scales.clone())
 
 
 def sequence_rows(token_ids: Tensor, first: int, slots: Tensor, first_position: int = 0) -> ForwardRows:

@@ -19,7 +19,7 @@ from aquiline.kernels.cpu.extension import native
 if TYPE_CHECKING:
     from aquiline.kernels.cpu import _native
 
-MEMORY_DTYPES = (torch.bfloat16, torch.float32)
+MEMORY_DTYPES = (torch.bfloat16, torch.float32, torch.int8)
 
 
 @dataclass(frozen=True)
@@ -93,25 +93,49 @@ class GroupArrays:
             raise InvalidParameterError(f"{name} must be int64 with two dimensions on the CPU, not {lens.dtype}")
 
 
+@dataclass(frozen=True)
+class LayerMemory:
+    """K and V of one layer: bfloat16 or float32, or int8 with scales."""
+
+    keys: Tensor  # [num_slots, num_kv_heads, head_dim]
+    values: Tensor  # [num_slots, num_kv_heads, head_dim]
+    key_scales: Tensor | None = None  # [num_slots, num_kv_heads] float32
+    value_scales: Tensor | None = None  # [num_slots, num_kv_heads] float32
+
+
 class LayerMemories:
     """K and V of every layer; keeps the tensors alive.
 
-    Args:
-        layers: keys and values of each layer, [num_slots, num_kv_heads, head_dim] bfloat16 or float32.
+    Raises:
+        InvalidParameterError: a tensor of another type, shape, device or layout, or another number of layers.
     """
 
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], shape: MemoryShape) -> None:
+    def __init__(self, layers: Sequence[LayerMemory], shape: MemoryShape) -> None:
         if len(layers) != shape.num_layers:
             raise InvalidParameterError(f"there is memory for {len(layers)} layers; the model has {shape.num_layers}")
-        num_slots, dtype = layers[0][0].shape[0], layers[0][0].dtype
-        wanted = (num_slots, shape.num_kv_heads, shape.head_dim)
-        for keys, values in layers:
-            check_tensor(keys, "keys", MEMORY_DTYPES, wanted)
-            check_tensor(values, "values", (dtype,), wanted)
-            check_tensor(keys, "keys", (dtype,), wanted)
-        self._layers = list(layers)
-        addresses = [(keys.data_ptr(), values.data_ptr()) for keys, values in layers]
-        self.handle: _native.ModelMemory = native().model_memory(addresses, dtype == torch.bfloat16, num_slots)
+        first = layers[0].keys
+        check_tensor(first, "keys", MEMORY_DTYPES, (None, shape.num_kv_heads, shape.head_dim))
+        module = native()
+        kind = getattr(module.KVType, str(first.dtype).removeprefix("torch."))
+        self.handle: _native.ModelMemory = module.ModelMemory(kind, *first.shape)
+        self._kept: list[Tensor | None] = []
+        for layer in layers:
+            check_tensor(layer.keys, "keys", (first.dtype,), first.shape)
+            check_tensor(layer.values, "values", (first.dtype,), first.shape)
+            scales = [layer.key_scales, layer.value_scales]
+            addresses = [_address_of_scales(part, first) for part in scales]
+            self.handle.add_layer(layer.keys.data_ptr(), layer.values.data_ptr(), *addresses)
+            self._kept += [layer.keys, layer.values, *scales]
+
+
+def _address_of_scales(scales: Tensor | None, heads: Tensor) -> int:
+    """0 where `heads` have none."""
+    if (scales is not None) != (heads.dtype == torch.int8):
+        raise InvalidParameterError("int8 keys and values need scales, and others have none")
+    if scales is None:
+        return 0
+    check_tensor(scales, "scales", (torch.float32,), heads.shape[:2])
+    return int(scales.data_ptr())
 
 
 class RotaryTable:

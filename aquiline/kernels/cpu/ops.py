@@ -10,8 +10,9 @@ from torch import Tensor
 from aquiline.errors import InvalidParameterError
 from aquiline.kernels.attention_inputs import AttentionInputs
 from aquiline.kernels.cpu.extension import native
-from aquiline.kernels.cpu.forward import MEMORY_DTYPES, GroupArrays, check_tensor
+from aquiline.kernels.cpu.forward import GroupArrays, LayerMemories, LayerMemory, MemoryShape, check_tensor
 from aquiline.kernels.cpu.packed import Threads
+from aquiline.kernels.reference.quantized_heads import QuantizedHeads
 
 FLOAT32 = (torch.float32,)
 INT64 = (torch.int64,)
@@ -56,21 +57,45 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
+def quantize_heads(heads: Tensor) -> QuantizedHeads:
+    """Round heads [num_rows, num_heads, head_dim] to 8-bit integers with one scale each."""
+    check_tensor(heads, "heads", FLOAT32, (None, None, None))
+    num_rows, num_heads, head_dim = heads.shape
+    result = QuantizedHeads(torch.empty(heads.shape, dtype=torch.int8), torch.empty(num_rows, num_heads))
+    native().quantize_heads(
+        heads.data_ptr(), num_rows * num_heads, head_dim, result.numbers.data_ptr(), result.scales.data_ptr()
+    )
+    return result
+
+
 def attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, inputs: AttentionInputs, threads: Threads
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    inputs: AttentionInputs,
+    threads: Threads,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> Tensor:
     """softmax(query . key / sqrt(head_dim)) . value for grouped-query heads; arguments as for `prepared_attention`."""
-    return prepared_attention(query, key_cache, value_cache, inputs, threads)()
+    return prepared_attention(query, key_cache, value_cache, inputs, threads, key_scales, value_scales)()
 
 
 def prepared_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, inputs: AttentionInputs, threads: Threads
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    inputs: AttentionInputs,
+    threads: Threads,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> Callable[[], Tensor]:
     """Attention whose arguments are checked and handed over once; each call computes it anew.
 
     Args:
         query: float32 [num_rows, num_heads, head_dim].
-        key_cache, value_cache: float32 or bfloat16 [num_slots, num_kv_heads, head_dim].
+        key_cache, value_cache: float32, bfloat16 or int8 [num_slots, num_kv_heads, head_dim].
+        key_scales, value_scales: float32 [num_slots, num_kv_heads], only with int8.
 
     Raises:
         InvalidParameterError: a tensor of another type, shape, device or layout.
@@ -78,24 +103,16 @@ def prepared_attention(
     """
     check_tensor(query, "query", FLOAT32, (None, None, None))
     num_rows, num_heads, head_dim = query.shape
-    check_tensor(key_cache, "key_cache", MEMORY_DTYPES, (None, None, head_dim))
-    check_tensor(value_cache, "value_cache", (key_cache.dtype,), key_cache.shape)
-    num_slots, num_kv_heads = key_cache.shape[:2]
+    num_kv_heads = key_cache.shape[1] if key_cache.dim() == 3 else 0
     if not num_kv_heads or num_heads % num_kv_heads:
         raise InvalidParameterError(f"{num_heads} heads cannot share {num_kv_heads} K/V heads evenly")
+    layer = LayerMemory(key_cache, value_cache, key_scales, value_scales)
+    memory = LayerMemories([layer], MemoryShape(1, num_kv_heads, head_dim))
     groups = GroupArrays(inputs)
     module = native()
-    call = module.attention_call(
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
-        key_cache.dtype == torch.bfloat16,
-        num_slots,
-    )
 
     def run() -> Tensor:
+        call = module.attention_call(num_heads, memory.handle)
         out = torch.empty_like(query)
         module.attention(
             threads.handle, call, query.data_ptr(), num_rows, groups.handles, groups.first_position, out.data_ptr()

@@ -15,10 +15,31 @@ from torch.nn import functional
 
 from aquiline.kernels.attention_inputs import AttentionGroup, AttentionInputs
 from aquiline.kernels.reference.dense import pad_rows
+from aquiline.kernels.reference.quantized_heads import read_heads
 
 CONTEXT_CHUNK = 32
 QUERY_TILE = 128
 WIDTH_TILE = 8
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """Where keys and values are read; the arguments of `attention`."""
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None
+    value_scales: Tensor | None
+
+    @property
+    def num_kv_heads(self) -> int:
+        return int(self.keys.shape[1])
+
+    def read_keys(self, slots: Tensor) -> Tensor:
+        return read_heads(self.keys, self.key_scales, slots)
+
+    def read_values(self, slots: Tensor) -> Tensor:
+        return read_heads(self.values, self.value_scales, slots)
 
 
 @dataclass(frozen=True)
@@ -29,23 +50,32 @@ class _Part:
     values: Tensor  # [..., num_positions, padded head_dim], zero where unseen by all
 
 
-def attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, inputs: AttentionInputs) -> Tensor:
+def attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    inputs: AttentionInputs,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> Tensor:
     """softmax(query . key / sqrt(head_dim)) . value, in float32, for grouped-query heads.
 
     Args:
         query: [num_rows, num_heads, head_dim].
         key_cache, value_cache: [num_slots, num_kv_heads, head_dim].
+        key_scales, value_scales: [num_slots, num_kv_heads] of int8 keys and values; None for others.
 
     Returns:
         [num_rows, num_heads, head_dim] in the dtype of `query`.
     """
+    cache = _Cache(key_cache, value_cache, key_scales, value_scales)
     outputs = []
     for group in inputs.groups:
         rows = query[group.first_row : group.first_row + group.num_reqs * group.num_queries]
         rows = rows.view(group.num_reqs, group.num_queries, *query.shape[1:])
         for start in range(0, group.num_queries, QUERY_TILE):
             tile = slice(start, start + QUERY_TILE)
-            outputs.append(_attend(rows[:, tile], key_cache, value_cache, _tile(group, tile), inputs.first_position))
+            outputs.append(_attend(rows[:, tile], cache, _tile(group, tile), inputs.first_position))
     return torch.cat(outputs).to(query.dtype)
 
 
@@ -56,21 +86,19 @@ def _tile(group: AttentionGroup, tile: slice) -> AttentionGroup:
     return AttentionGroup(group.first_row, group.key_slots, group.visible_lens[:, tile])
 
 
-def _attend(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, group: AttentionGroup, first_position: int
-) -> Tensor:
+def _attend(query: Tensor, cache: _Cache, group: AttentionGroup, first_position: int) -> Tensor:
     """Attention of one group; query [num_reqs, num_queries, num_heads, head_dim]."""
     num_reqs, num_queries, num_heads, head_dim = query.shape
-    num_kv_heads = key_cache.shape[1]
+    num_kv_heads = cache.num_kv_heads
     shape = (num_reqs, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scaled = (query.float() * head_dim**-0.5).view(shape)
-    shared = _shared_part(scaled, key_cache, value_cache, group, first_position)
+    shared = _shared_part(scaled, cache, group, first_position)
     num_rows = num_queries * shape[3]
     peak = shared.scores.amax(dim=-1, keepdim=True)
     if group.path_slots is None:
         total, weight = _accumulate(shared, _finite(peak), None)
     else:
-        window = _window_part(scaled, key_cache, value_cache, group, first_position)
+        window = _window_part(scaled, cache, group, first_position)
         window_peak = _join_rows(window.scores.amax(dim=-1, keepdim=True), shape[3], shared.scores.shape[2])
         peak = _finite(torch.maximum(peak, window_peak))
         total, weight = _accumulate(shared, peak, None)
@@ -82,9 +110,7 @@ def _attend(
     return result.permute(0, 2, 1, 3, 4).reshape(num_reqs * num_queries, num_heads, head_dim)
 
 
-def _shared_part(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, group: AttentionGroup, first_position: int
-) -> _Part:
+def _shared_part(query: Tensor, cache: _Cache, group: AttentionGroup, first_position: int) -> _Part:
     """Pages that all queries of a request read together; rows are (query, head in group), padded."""
     num_reqs, num_queries, num_kv_heads, heads_per_group, head_dim = query.shape
     context = group.key_slots.shape[1]
@@ -96,16 +122,14 @@ def _shared_part(
     seen = (position < ends.unsqueeze(-1)) & (position >= first_position)  # [num_reqs, num_queries, context]
     row_seen = torch.zeros(num_reqs, rows.shape[2], context, dtype=torch.bool, device=query.device)
     row_seen[:, : num_queries * heads_per_group] = seen.repeat_interleave(heads_per_group, dim=1)
-    keys = key_cache[group.key_slots].float().permute(0, 2, 3, 1)  # [num_reqs, num_kv_heads, head_dim, context]
-    values = _pad_width(value_cache[group.key_slots].float())
+    keys = cache.read_keys(group.key_slots).permute(0, 2, 3, 1)  # [num_reqs, num_kv_heads, head_dim, context]
+    values = _pad_width(cache.read_values(group.key_slots))
     values = torch.where(seen.any(dim=1)[:, :, None, None], values, 0.0).permute(0, 2, 1, 3)
     scores = torch.matmul(rows, keys).masked_fill(~row_seen.unsqueeze(1), -torch.inf)
     return _Part(scores, values)
 
 
-def _window_part(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, group: AttentionGroup, first_position: int
-) -> _Part:
+def _window_part(query: Tensor, cache: _Cache, group: AttentionGroup, first_position: int) -> _Part:
     """The chunk in which the pages end, and the path behind it; every query has its own keys here."""
     assert group.path_slots is not None and group.path_lens is not None
     heads_per_group = query.shape[3]
@@ -122,8 +146,8 @@ def _window_part(
     path_slots = group.path_slots.gather(2, path_index.clamp(0, capacity - 1))
     slots = torch.where(in_pages, page_slots, path_slots)
     seen = (in_pages | in_path) & (position >= first_position) & (visible > 0)  # [num_reqs, num_queries, width]
-    keys = key_cache[slots].float().permute(0, 1, 3, 4, 2)  # [num_reqs, num_queries, num_kv_heads, head_dim, width]
-    values = _pad_width(value_cache[slots].float())
+    keys = cache.read_keys(slots).permute(0, 1, 3, 4, 2)  # [num_reqs, num_queries, num_kv_heads, head_dim, width]
+    values = _pad_width(cache.read_values(slots))
     values = torch.where(seen[..., None, None], values, 0.0).permute(0, 1, 3, 2, 4)
     scores = torch.matmul(pad_rows(query), keys)[..., :heads_per_group, :]
     scores = pad_rows(scores.masked_fill(~seen[:, :, None, None, :], -torch.inf))

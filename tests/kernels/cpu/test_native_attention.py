@@ -53,7 +53,9 @@ TOLERANCE = 2e-5
 
 
 def attend(query: Tensor, memory: Memory, inputs: AttentionInputs, num_threads: int = 1) -> Tensor:
-    return attention(query.float(), memory.keys, memory.values, inputs, Threads(num_threads))
+    threads = Threads(num_threads)
+    scales = (memory.key_scales, memory.value_scales)
+    return attention(query.float(), memory.keys, memory.values, inputs, threads, *scales)
 
 
 @with_levels
@@ -179,11 +181,29 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     refuse("float64", rows=query.double())
     refuse("int32", visible_lens=group.visible_lens.int())
     refuse("int32", key_slots=group.key_slots.int())
-    refuse("value_cache", keys=memory.keys.bfloat16())
-    refuse("key_cache", keys=memory.keys.half())
+    refuse("values must", keys=memory.keys.bfloat16())
+    refuse("keys must", keys=memory.keys.half())
     refuse("not contiguous", keys=memory.keys.transpose(0, 1).contiguous().transpose(0, 1))
     refuse(r"\[5, any\]", visible_lens=group.visible_lens.expand(5, 1))
     refuse("evenly", rows=torch.zeros(1, 4, 24))
+
+
+def test_scales_that_do_not_fit_are_refused() -> None:
+    memory = Memory(HEADS["one_kv_head_each"], 100, seed=8, dtype=torch.int8)
+    inputs = AttentionInputs((decode_group(0, [memory.take(9)]),))
+    query, scales = memory.queries(1, HEADS["one_kv_head_each"]), memory.key_scales
+    assert scales is not None
+    integers, floats = (memory.keys, memory.values), (memory.keys.float(), memory.values.float())
+    for message, cache, wrong in (
+        ("need scales", integers, None),
+        ("others have none", floats, scales),
+        ("float16", integers, scales.half()),
+        (r"\[99, 3\]", integers, scales[:99]),
+        ("not contiguous", integers, scales.t().contiguous().t()),
+    ):
+        for pair in ((wrong, scales), (scales, wrong)):
+            with pytest.raises(InvalidParameterError, match=message):
+                attention(query, *cache, inputs, Threads(1), *pair)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,14 @@ from aquiline.models.llama import ForwardRows
 from aquiline.models.native_llama import NativeLlama
 from tests.kernels.cpu.levels import LEVELS
 from tests.kernels.cpu.test_guard_pages import guarded
-from tests.models.native_models import AUX_LAYER_IDS, packable_config, sequence_rows, target_tensors, tree_rows
+from tests.models.native_models import (
+    AUX_LAYER_IDS,
+    memory_of,
+    packable_config,
+    sequence_rows,
+    target_tensors,
+    tree_rows,
+)
 from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -41,6 +48,8 @@ def run_row_operations() -> None:
         module.rms_norm(rows.data_ptr(), weight.data_ptr(), 1e-5, 3, width, out.data_ptr())
         module.silu_multiply(rows.data_ptr(), out.data_ptr(), 3 * width, out.data_ptr())
         module.exponentials(rows.data_ptr(), 3 * width, out.data_ptr())
+        numbers, scales = guarded(torch.empty(3, width, dtype=torch.int8)), random(3)
+        module.quantize_heads(rows.data_ptr(), 3, width, numbers.data_ptr(), scales.data_ptr())
         heads, angles = random(3, 2, 2 * width), random(3, width)
         module.rotate(heads.data_ptr(), angles.data_ptr(), angles.data_ptr(), 3, 2, width)
         ids = guarded(torch.zeros(3, dtype=torch.int64))
@@ -56,6 +65,8 @@ def run_attention() -> None:
     for head_dim in (2, 8, 24, 64, 72, 128):
         for dtype in (torch.float32, torch.bfloat16):
             memory = [guarded(random(40, 2, head_dim).to(dtype)) for _ in range(2)]
+            keys, values = (guarded(torch.ones(40, 2, head_dim, dtype=torch.int8)) for _ in range(2))
+            scales = (random(40, 2), random(40, 2))
             slots = guarded(torch.arange(39, 7, -1).unsqueeze(0))
             lens, path = guarded(torch.tensor([[31, 32]])), guarded(torch.tensor([[[3, 39], [5, 39]]]))
             path_lens = guarded(torch.tensor([[2, 2]]))
@@ -63,6 +74,7 @@ def run_attention() -> None:
             for paths in ((None, None), (path, path_lens)):
                 group = AttentionGroup(0, slots, lens, *paths)
                 ops.attention(query, memory[0], memory[1], AttentionInputs((group,)), threads)
+                ops.attention(query, keys, values, AttentionInputs((group,)), threads, *scales)
 
 
 def run_forwards() -> None:
@@ -71,12 +83,8 @@ def run_forwards() -> None:
     tensors = {name: guarded(tensor) for name, tensor in target_tensors(config).items()}
     for quantization in ("none", "int8", "int4"):
         model = NativeLlama.pack(config, tensors, quantization, Threads(2), AUX_LAYER_IDS)
-        for dtype in (torch.float32, torch.bfloat16):
-            shape = (40, config.num_kv_heads, config.head_dim)
-            memory = [
-                KVLayer(guarded(torch.zeros(shape, dtype=dtype)), guarded(torch.zeros(shape, dtype=dtype)))
-                for _ in range(config.num_layers)
-            ]
+        for dtype in (torch.float32, torch.bfloat16, torch.int8):
+            memory = [KVLayer(*(guarded(part) for part in layer.tensors())) for layer in memory_of(config, 40, dtype)]
             tokens = guarded(torch.full((33,), config.vocab_size - 1))
             prompt = sequence_rows(tokens[:32], 0, guarded(torch.arange(32)))
             tree = tree_rows(tokens[:7], [-1, 0, 0, 1, 1, 2, 3], 31, torch.arange(32), torch.arange(33, 40))

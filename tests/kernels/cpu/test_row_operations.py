@@ -11,6 +11,7 @@ from torch import Tensor
 from aquiline.errors import InvalidParameterError
 from aquiline.kernels import cpu
 from aquiline.kernels.reference import dense
+from aquiline.kernels.reference.quantized_heads import quantize_heads, read_heads
 from tests.kernels.cpu.levels import with_levels
 
 if cpu.is_available():
@@ -44,6 +45,34 @@ def test_silu_equals_the_reference(level: str, width: int) -> None:
     gate[0, 0], gate[1, 0] = -200.0, 200.0
     expected = gate.double() * torch.sigmoid(gate.double()) * up.double()
     assert error(ops.silu_multiply(gate, up), expected) < 1e-6
+
+
+@with_levels
+@pytest.mark.parametrize("width", WIDTHS)
+def test_heads_are_quantised_as_by_the_reference(level: str, width: int) -> None:
+    heads = random_rows(7 * 3, width).view(7, 3, width)
+    heads[0, 0] = 0.0
+    heads[0, 1] *= 2.0**-110
+    heads[0, 2] *= 2.0**-90
+    heads[1, 0] *= 2.0**120
+    heads[2, 0] = torch.arange(width) - 0.5 * width
+    result, expected = ops.quantize_heads(heads), quantize_heads(heads)
+    assert torch.equal(result.numbers, expected.numbers)
+    assert torch.equal(result.scales, expected.scales)
+
+
+@with_levels
+@pytest.mark.parametrize("mistake", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 16, 36])
+def test_a_head_that_is_not_finite_does_not_look_as_if_it_were(level: str, mistake: float, place: int) -> None:
+    heads = random_rows(3, 37).view(1, 3, 37)
+    heads[0, 1, place] = mistake
+    result, expected = ops.quantize_heads(heads), quantize_heads(heads)
+    assert result.scales.isfinite().tolist() == expected.scales.isfinite().tolist() == [[True, False, True]]
+    for quantized in (result, expected):
+        read = read_heads(quantized.numbers, quantized.scales, torch.tensor([0]))
+        assert not read[0, 1].isfinite().any()
+        assert torch.equal(read[0, ::2], read_heads(expected.numbers, expected.scales, torch.tensor([0]))[0, ::2])
 
 
 @with_levels
