@@ -22,18 +22,17 @@ T* pointer(Address address) {
     return reinterpret_cast<T*>(address);
 }
 
-PackedLinear pack_matrix(Address weights, ElementType type, int out_features, int in_features, WeightFormat format) {
+PackedLinear pack_matrix(ThreadPool& threads, Address weights, ElementType type, int out_features, int in_features,
+                         WeightFormat format) {
     nb::gil_scoped_release release;
-    if (type == ElementType::bfloat16 && format == WeightFormat::bf16) {
-        return PackedLinear::from_bfloat16(pointer<const std::uint16_t>(weights), out_features, in_features);
-    }
-    if (type == ElementType::bfloat16) throw nb::value_error("bfloat16 weights are widened before they are quantised");
-    return PackedLinear::from_float(pointer<const float>(weights), out_features, in_features, format);
+    const bool is_bfloat16 = type == ElementType::bfloat16;
+    return PackedLinear::from_matrix(threads, {pointer<const void>(weights), is_bfloat16, out_features, in_features},
+                                     format);
 }
 
-PackedLinear pack_gguf(Address blocks, int out_features, int in_features, WeightFormat format) {
+PackedLinear pack_gguf(ThreadPool& threads, Address blocks, int out_features, int in_features, WeightFormat format) {
     nb::gil_scoped_release release;
-    return PackedLinear::from_gguf(pointer<const std::uint8_t>(blocks), out_features, in_features, format);
+    return PackedLinear::from_gguf(threads, pointer<const std::uint8_t>(blocks), out_features, in_features, format);
 }
 
 // Rows in any form, and the memory they are quantised or rounded into.
@@ -104,8 +103,9 @@ void bind_packed_linear(nb::module_& module) {
         .value("bfloat16", ElementType::bfloat16);
 
     nb::class_<PackedLinear>(module, "PackedLinear")
-        .def_static("pack_matrix", pack_matrix, "weights"_a, "type"_a, "out_features"_a, "in_features"_a, "format"_a)
-        .def_static("pack_gguf", pack_gguf, "blocks"_a, "out_features"_a, "in_features"_a, "format"_a)
+        .def_static("pack_matrix", pack_matrix, "threads"_a, "weights"_a, "type"_a, "out_features"_a, "in_features"_a,
+                    "format"_a)
+        .def_static("pack_gguf", pack_gguf, "threads"_a, "blocks"_a, "out_features"_a, "in_features"_a, "format"_a)
         .def("set_bias", [](PackedLinear& self, Address bias) { self.set_bias(pointer<const float>(bias)); }, "bias"_a)
         .def_prop_ro("num_bytes", &PackedLinear::num_bytes)
         .def("apply", apply, "threads"_a, "rows"_a, "out"_a, "type"_a, "out_stride"_a,

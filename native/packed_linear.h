@@ -23,6 +23,14 @@ constexpr int kPanelWidth = 16;
 
 struct PanelProduct;
 
+// Weights before they are packed: row-major [out_features, in_features].
+struct DenseMatrix {
+    const void* weights;
+    bool is_bfloat16;  // else float32
+    int out_features;
+    int in_features;
+};
+
 // y = x W^T + bias.
 //
 // Sixteen outputs form a panel, which is stored contiguously and streams through once per call. The bits of an output
@@ -30,14 +38,12 @@ struct PanelProduct;
 // threads.
 class PackedLinear {
 public:
-    // From a row-major matrix [out_features, in_features] of bfloat16.
-    static PackedLinear from_bfloat16(const std::uint16_t* weights, int out_features, int in_features);
-
-    // From a row-major matrix of float32: rounded to bfloat16, or quantised as q8_0 or q4_1.
-    static PackedLinear from_float(const float* weights, int out_features, int in_features, WeightFormat format);
+    // Rounded to bfloat16, or quantised as q8_0 or q4_1. The threads share out the panels.
+    static PackedLinear from_matrix(ThreadPool& threads, const DenseMatrix& matrix, WeightFormat format);
 
     // From the rows of a GGUF tensor of the same type as `format`, which keeps every weight exactly.
-    static PackedLinear from_gguf(const std::uint8_t* blocks, int out_features, int in_features, WeightFormat format);
+    static PackedLinear from_gguf(ThreadPool& threads, const std::uint8_t* blocks, int out_features, int in_features,
+                                  WeightFormat format);
 
     // Bias of `out_features` numbers, added in float32 to every row; copied.
     void set_bias(const float* bias);

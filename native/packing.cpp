@@ -13,6 +13,7 @@ namespace {
 constexpr std::int64_t kCacheLine = 64;
 constexpr int kBlock = 4 * kPanelWidth;
 constexpr int kHalfGroup = kGroupSize / 2;
+constexpr int kPairStride = 2 * kPanelWidth;  // from one pair of inputs to the next of the same output, in bfloat16
 
 // 32 weights of one output, as GGUF files hold them: q + 128 in q8_0, q elsewhere; one unsigned number each.
 struct Group {
@@ -55,27 +56,46 @@ Group read_gguf_block(WeightFormat format, const std::uint8_t* block) {
     return group;
 }
 
+void load_weights(const DenseMatrix& matrix, std::int64_t first, float* group) {
+    if (!matrix.is_bfloat16) {
+        std::copy_n(static_cast<const float*>(matrix.weights) + first, kGroupSize, group);
+        return;
+    }
+    const auto* const weights = static_cast<const std::uint16_t*>(matrix.weights) + first;
+    for (int i = 0; i < kGroupSize; ++i) group[i] = from_bfloat16(weights[i]);
+}
+
 // Rounded to nearest, ties to even, by the sum with a number so large that its last bit counts ones.
-int rounded_quotient(float number, float divisor, int low, int high) {
+void round_quotients(const float* numbers, float divisor, float low, float high, int* rounded) {
     constexpr float kRounder = 12582912.0f;
-    if (divisor == 0.0f) return std::clamp(0, low, high);
-    const float quotient = std::clamp(number / divisor, static_cast<float>(low), static_cast<float>(high));
-    return static_cast<int>(bits_of(quotient + kRounder) - bits_of(kRounder));
+    if (divisor == 0.0f) {
+        std::fill_n(rounded, kGroupSize, 0);
+        return;
+    }
+    for (int i = 0; i < kGroupSize; ++i) {
+        const float quotient = std::min(std::max(numbers[i] / divisor, low), high);
+        rounded[i] = static_cast<int>(bits_of(quotient + kRounder) - bits_of(kRounder));
+    }
 }
 
 // Scale and minimum are rounded first, so that the numbers are chosen for the scale that will multiply them.
 Group quantize_group(WeightFormat format, const float* weights) {
     const auto [lowest, highest] = std::minmax_element(weights, weights + kGroupSize);
-    const bool has_minimum = format == WeightFormat::q4_1;
     Group group;
-    group.scale = to_float16(has_minimum ? (*highest - *lowest) / 15.0f : std::max(*highest, -*lowest) / 127.0f);
-    if (has_minimum) group.minimum = to_float16(*lowest);
-    const float scale = from_float16(group.scale), minimum = from_float16(group.minimum);
-    for (int i = 0; i < kGroupSize; ++i) {
-        const int value = has_minimum ? rounded_quotient(weights[i] - minimum, scale, 0, 15)
-                                      : rounded_quotient(weights[i], scale, -127, 127) + 128;
-        group.values[i] = static_cast<std::uint8_t>(value);
+    int rounded[kGroupSize];
+    if (format == WeightFormat::q8_0) {
+        group.scale = to_float16(std::max(*highest, -*lowest) / 127.0f);
+        round_quotients(weights, from_float16(group.scale), -127.0f, 127.0f, rounded);
+        for (int i = 0; i < kGroupSize; ++i) group.values[i] = static_cast<std::uint8_t>(rounded[i] + 128);
+        return group;
     }
+    group.scale = to_float16((*highest - *lowest) / 15.0f);
+    group.minimum = to_float16(*lowest);
+    const float minimum = from_float16(group.minimum);
+    float above[kGroupSize];
+    for (int i = 0; i < kGroupSize; ++i) above[i] = weights[i] - minimum;
+    round_quotients(above, from_float16(group.scale), 0.0f, 15.0f, rounded);
+    for (int i = 0; i < kGroupSize; ++i) group.values[i] = static_cast<std::uint8_t>(rounded[i]);
     return group;
 }
 
@@ -129,7 +149,19 @@ void read_group(const GroupPlace& place, WeightFormat format, float* weights) {
 
 std::uint16_t* bfloat16_place(const PanelLayout& layout, std::uint8_t* panels, int output, int input) {
     auto* const panel = reinterpret_cast<std::uint16_t*>(panels + output / kPanelWidth * layout.panel_bytes);
-    return panel + (input / 2 * kPanelWidth + output % kPanelWidth) * 2 + input % 2;
+    return panel + input / 2 * kPairStride + output % kPanelWidth * 2 + input % 2;
+}
+
+// Calls pack(output, group) for all of a matrix; no two threads write to the same panel.
+template <class Pack>
+void for_every_group(ThreadPool& threads, int out_features, int num_groups, const Pack& pack) {
+    const int num_panels = (out_features + kPanelWidth - 1) / kPanelWidth;
+    threads.run(num_panels, [&](int panel) {
+        const int first = panel * kPanelWidth, end = std::min(first + kPanelWidth, out_features);
+        for (int output = first; output < end; ++output) {
+            for (int group = 0; group < num_groups; ++group) pack(output, group);
+        }
+    });
 }
 
 }  // namespace
@@ -149,46 +181,37 @@ PanelLayout panel_layout(WeightFormat format, int in_features) {
     return layout;
 }
 
-PackedLinear PackedLinear::from_bfloat16(const std::uint16_t* weights, int out_features, int in_features) {
-    PackedLinear packed(WeightFormat::bf16, out_features, in_features);
-    const PanelLayout layout = panel_layout(WeightFormat::bf16, in_features);
-    for (int output = 0; output < out_features; ++output) {
-        const std::uint16_t* const row = weights + static_cast<std::int64_t>(output) * in_features;
-        for (int i = 0; i < in_features; ++i) *bfloat16_place(layout, packed.panels_.data(), output, i) = row[i];
-    }
-    return packed;
-}
-
-PackedLinear PackedLinear::from_float(const float* weights, int out_features, int in_features, WeightFormat format) {
-    if (format == WeightFormat::q4_0) throw std::invalid_argument("float weights are packed as bf16, q8_0 or q4_1");
-    PackedLinear packed(format, out_features, in_features);
-    const PanelLayout layout = panel_layout(format, in_features);
+PackedLinear PackedLinear::from_matrix(ThreadPool& threads, const DenseMatrix& matrix, WeightFormat format) {
+    if (format == WeightFormat::q4_0) throw std::invalid_argument("matrices are packed as bf16, q8_0 or q4_1");
+    PackedLinear packed(format, matrix.out_features, matrix.in_features);
+    const PanelLayout layout = panel_layout(format, matrix.in_features);
     std::uint8_t* const panels = packed.panels_.data();
-    for (int output = 0; output < out_features; ++output) {
-        const float* const row = weights + static_cast<std::int64_t>(output) * in_features;
+    const auto pack_group = [&](int output, int group) {
+        float weights[kGroupSize];
+        const int first = group * kGroupSize;
+        load_weights(matrix, static_cast<std::int64_t>(output) * matrix.in_features + first, weights);
         if (format == WeightFormat::bf16) {
-            for (int i = 0; i < in_features; ++i) *bfloat16_place(layout, panels, output, i) = to_bfloat16(row[i]);
-            continue;
+            std::uint16_t* const pairs = bfloat16_place(layout, panels, output, first);
+            for (int i = 0; i < kGroupSize; ++i) pairs[i / 2 * kPairStride + i % 2] = to_bfloat16(weights[i]);
+        } else {
+            write_group(group_place(layout, format, panels, output, group), format, quantize_group(format, weights));
         }
-        for (int group = 0; group < layout.num_groups; ++group) {
-            write_group(group_place(layout, format, panels, output, group), format,
-                        quantize_group(format, row + group * kGroupSize));
-        }
-    }
+    };
+    for_every_group(threads, matrix.out_features, matrix.in_features / kGroupSize, pack_group);
     return packed;
 }
 
-PackedLinear PackedLinear::from_gguf(const std::uint8_t* blocks, int out_features, int in_features,
-                                     WeightFormat format) {
-    const int block_bytes = gguf_block_bytes(format);
+PackedLinear PackedLinear::from_gguf(ThreadPool& threads, const std::uint8_t* blocks, int out_features,
+                                     int in_features, WeightFormat format) {
+    const int block_bytes = gguf_block_bytes(format), num_groups = in_features / kGroupSize;
     PackedLinear packed(format, out_features, in_features);
     const PanelLayout layout = panel_layout(format, in_features);
-    for (int output = 0; output < out_features; ++output) {
-        for (int group = 0; group < layout.num_groups; ++group, blocks += block_bytes) {
-            write_group(group_place(layout, format, packed.panels_.data(), output, group), format,
-                        read_gguf_block(format, blocks));
-        }
-    }
+    const auto pack_group = [&](int output, int group) {
+        const std::int64_t block = static_cast<std::int64_t>(output) * num_groups + group;
+        write_group(group_place(layout, format, packed.panels_.data(), output, group), format,
+                    read_gguf_block(format, blocks + block * block_bytes));
+    };
+    for_every_group(threads, out_features, num_groups, pack_group);
     return packed;
 }
 

@@ -60,7 +60,7 @@ class NativeEagle:
         """
         if config.kind != "eagle3":
             raise UnsupportedFeatureError("native kernels run EAGLE-3 heads; an EAGLE-1 head runs on those of PyTorch")
-        packer = WeightPacker(tensors, kind_of(quantization))
+        packer = WeightPacker(tensors, kind_of(quantization), target.threads)
         embedding = packer.embedding("embed_tokens") if config.has_own_embedding else target.embedding
         head = packer.matrices("lm_head")[0] if config.has_own_head else target.head
         model = cls(config, embedding, head, target.threads)

@@ -78,7 +78,7 @@ class NativeLlama:
             tensors: as `aquiline.models.loading.load_target` names them, float32 or bfloat16.
             quantization: `none` packs bfloat16, `int8` and `int4` quantise, `auto` keeps the precision of `blocks` and
                 packs the rest as bfloat16.
-            threads: None: one.
+            threads: pack the weights and run the model; None: one.
             aux_layer_ids: as for `LlamaModel`.
             blocks: matrices as a GGUF file stores them; used with `auto`.
 
@@ -87,7 +87,8 @@ class NativeLlama:
             UnsupportedFeatureError: there are no native kernels.
         """
         kept = blocks if blocks is not None and quantization == "auto" else {}
-        packer = WeightPacker(tensors, kind_of(quantization), kept)
+        threads = threads or Threads(1)
+        packer = WeightPacker(tensors, kind_of(quantization), threads, kept)
         norm = tensors[FINAL_NORM]
         feature_dtype, final_norm = norm.dtype, norm.float().contiguous()
         (head,) = packer.matrices(EMBEDDING if config.tie_word_embeddings else HEAD)
@@ -95,7 +96,7 @@ class NativeLlama:
         is_exact = (packer.kind == "bf16" and feature_dtype is torch.bfloat16) or f"{EMBEDDING}.weight" in kept
         shares_head = config.tie_word_embeddings and is_exact
         embedding = EmbeddingRows.of_head(head) if shares_head else packer.embedding(EMBEDDING)
-        model = cls(config, feature_dtype, embedding, head, threads or Threads(1))
+        model = cls(config, feature_dtype, embedding, head, threads)
         model._native = native().LlamaForward(
             model.threads.handle,
             layer_shape(config),

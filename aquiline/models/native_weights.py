@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aquiline.errors import InvalidParameterError
 from aquiline.kernels.cpu.extension import native
-from aquiline.kernels.cpu.packed import PackedLinear
+from aquiline.kernels.cpu.packed import PackedLinear, Threads
 from aquiline.models.gguf_blocks import GgufBlocks
 from aquiline.models.model_config import LlamaConfig
 
@@ -49,11 +49,14 @@ class WeightPacker:
     Attributes:
         tensors: every tensor of the model by name, float32 or bfloat16.
         kind: how matrices without blocks are packed: bf16, int8 or int4.
+        threads: share out the packing.
         blocks: matrices that are packed at the precision of their file instead.
+        num_bytes: memory of what was packed up to now.
     """
 
     tensors: Mapping[str, Tensor]
     kind: str
+    threads: Threads
     blocks: Mapping[str, GgufBlocks] = field(default_factory=dict)
     num_bytes: int = 0
 
@@ -62,7 +65,7 @@ class WeightPacker:
         keys = [f"{name}.weight" for name in names]
         if not any(key in self.blocks for key in keys):
             weights = [self.tensors[key] for key in keys]
-            linear = PackedLinear.from_tensor(_joined(weights), self.kind)
+            linear = PackedLinear.from_tensor(_joined(weights), self.kind, self.threads)
             return [self._with_bias(linear, names, [len(weight) for weight in weights])]
         if not all(key in self.blocks for key in keys):
             return [linear for name in names for linear in self.matrices(name)]
@@ -103,7 +106,7 @@ class WeightPacker:
         """One layer of matrices of the same storage type."""
         sizes = [part.shape[0] for part in parts]
         rows = parts[0].blocks if len(parts) == 1 else np.concatenate([part.blocks for part in parts])
-        linear = PackedLinear.from_gguf(rows, parts[0].storage, (sum(sizes), parts[0].shape[1]))
+        linear = PackedLinear.from_gguf(rows, parts[0].storage, (sum(sizes), parts[0].shape[1]), self.threads)
         return self._with_bias(linear, names, sizes)
 
     def _with_bias(self, linear: PackedLinear, names: Sequence[str], sizes: Sequence[int]) -> PackedLinear:

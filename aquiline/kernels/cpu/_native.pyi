@@ -20,10 +20,17 @@ class ThreadPool:
 class PackedLinear:
     @staticmethod
     def pack_matrix(
-        weights: int, type: ElementType, out_features: int, in_features: int, format: WeightFormat
+        threads: ThreadPool,
+        weights: int,
+        type: ElementType,
+        out_features: int,
+        in_features: int,
+        format: WeightFormat,
     ) -> PackedLinear: ...
     @staticmethod
-    def pack_gguf(blocks: int, out_features: int, in_features: int, format: WeightFormat) -> PackedLinear: ...
+    def pack_gguf(
+        threads: ThreadPool, blocks: int, out_features: int, in_features: int, format: WeightFormat
+    ) -> PackedLinear: ...
     def set_bias(self, bias: int) -> None: ...
     @property
     def num_bytes(self) -> int: ...

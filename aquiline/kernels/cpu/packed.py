@@ -59,12 +59,13 @@ class PackedLinear:
         self.in_features = in_features
 
     @classmethod
-    def from_tensor(cls, weight: Tensor, kind: str) -> PackedLinear:
+    def from_tensor(cls, weight: Tensor, kind: str, threads: Threads | None = None) -> PackedLinear:
         """Pack a matrix [out_features, in_features] of float32 or bfloat16.
 
         Args:
             kind: bf16 rounds the weights to bfloat16; int8 and int4 quantise them in groups of 32 inputs, int4 with a
                 minimum for each group. Activations are rounded or quantised likewise, to 8 bits in both.
+            threads: share out the packing; None: one.
 
         Raises:
             InvalidParameterError: an unknown kind, or a weight of another type, device, layout or size.
@@ -75,25 +76,30 @@ class PackedLinear:
         out_features, in_features = weight.shape
         _check_sizes(out_features, in_features)
         if kind != "bf16":
-            weight = weight.float()
             limit = LARGEST_SCALE if kind == "int4" else 127 * LARGEST_SCALE
-            if not bool((weight.abs() <= limit).all()):
+            lowest, highest = (float(bound) for bound in weight.aminmax())
+            if not (-limit <= lowest and highest <= limit):
                 raise InvalidParameterError(f"a weight is not finite or above {limit:g}; it cannot be packed as {kind}")
         level()
         module = native()
         storage = getattr(module.WeightFormat, MATRIX_FORMATS[kind])
         element = _element_type(weight.dtype)
-        handle = module.PackedLinear.pack_matrix(weight.data_ptr(), element, out_features, in_features, storage)
+        handle = module.PackedLinear.pack_matrix(
+            _pool_of(threads), weight.data_ptr(), element, out_features, in_features, storage
+        )
         return cls(handle, kind, out_features, in_features)
 
     @classmethod
-    def from_gguf(cls, blocks: np.ndarray, storage: str, shape: tuple[int, int]) -> PackedLinear:
+    def from_gguf(
+        cls, blocks: np.ndarray, storage: str, shape: tuple[int, int], threads: Threads | None = None
+    ) -> PackedLinear:
         """Pack a GGUF tensor without changing a weight.
 
         Args:
             blocks: its bytes, uint8, row after row.
             storage: its type: Q8_0, Q4_0 or Q4_1.
             shape: (out_features, in_features).
+            threads: share out the packing; None: one.
 
         Raises:
             InvalidParameterError: another type, or bytes that do not fit the shape.
@@ -114,7 +120,9 @@ class PackedLinear:
         level()
         module = native()
         packing = getattr(module.WeightFormat, storage.lower())
-        handle = module.PackedLinear.pack_gguf(blocks.ctypes.data, out_features, in_features, packing)
+        handle = module.PackedLinear.pack_gguf(
+            _pool_of(threads), blocks.ctypes.data, out_features, in_features, packing
+        )
         return cls(handle, storage, out_features, in_features)
 
     @property
@@ -175,6 +183,10 @@ class PackedLinear:
         weight = torch.empty((self.out_features, self.in_features))
         self.handle.unpack(weight.data_ptr())
         return weight
+
+
+def _pool_of(threads: Threads | None) -> _native.ThreadPool:
+    return (threads or Threads(1)).handle
 
 
 def scales_of(blocks: np.ndarray, storage: str) -> np.ndarray:

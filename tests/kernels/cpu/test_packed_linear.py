@@ -143,6 +143,23 @@ def test_bf16_keeps_bfloat16_weights_and_rounds_float32_ones() -> None:
 
 
 @with_kinds
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_threads_and_the_type_of_a_matrix_change_nothing(kind: str, dtype: torch.dtype) -> None:
+    weight = random_matrix(53, 160, seed=6).bfloat16()
+    expected = PackedLinear.from_tensor(weight.float(), kind).unpack()
+    for num_threads in (1, 2, 3):
+        packed = PackedLinear.from_tensor(weight.to(dtype), kind, Threads(num_threads))
+        assert torch.equal(packed.unpack(), expected)
+
+
+@with_storages
+def test_threads_change_nothing_in_a_gguf_tensor(storage: str) -> None:
+    blocks = random_blocks(storage)
+    unpacked = [PackedLinear.from_gguf(blocks, storage, (200, 160), Threads(count)).unpack() for count in (1, 2, 3)]
+    assert torch.equal(unpacked[0], unpacked[1]) and torch.equal(unpacked[0], unpacked[2])
+
+
+@with_kinds
 def test_a_group_of_equal_or_zero_weights_is_kept(kind: str, threads: Threads) -> None:
     weight = torch.zeros(3, 64)
     weight[1] = 0.5
