@@ -97,6 +97,15 @@ class DenseRowPool:
             self._free.append(slot)
 
 
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """The inputs of the last step, good for another one with the same rows while no row is added or removed."""
+
+    rows: tuple[int, ...]
+    any_early: bool
+    inputs: SamplingInputs
+
+
 @dataclass(slots=True)
 class _RowSettings:
     """What the host knows about one occupied device row."""
@@ -119,6 +128,7 @@ class SamplingState:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._settings: list[_RowSettings | None] = [None] * max_num_seqs
+        self._gathered: _Gathered | None = None
         self._bias = DenseRowPool(vocab_size, torch.float32, self.device)
         self._stop_ids = DenseRowPool(vocab_size, torch.bool, self.device)
         self._output_counts = DenseRowPool(vocab_size, torch.float32, self.device)
@@ -128,6 +138,7 @@ class SamplingState:
         """Build the row of a request that was just admitted, from its parameters and its tokens so far."""
         assert self._settings[request.row] is None, f"sampling row {request.row} is occupied"
         params = request.params
+        self._gathered = None
         # Entered first, so that `remove` gives back what was acquired if anything here fails.
         settings = self._settings[request.row] = _RowSettings(params)
         if _needs_bias(params):
@@ -150,6 +161,7 @@ class SamplingState:
         """Release the row of a request that finished or was preempted."""
         settings = self._settings[row]
         assert settings is not None, f"sampling row {row} is not occupied"
+        self._gathered = None
         self._bias.release(settings.bias_slot)
         self._stop_ids.release(settings.stop_slot)
         self._output_counts.release(settings.counts_slot)
@@ -170,11 +182,22 @@ class SamplingState:
             self._output_counts.table.index_put_((self._ids(slots), self._ids(token_ids)), ones, accumulate=True)
 
     def gather(self, requests: Sequence[Request]) -> SamplingInputs:
-        """The inputs of a step that draws tokens for these requests, in this order."""
+        """The inputs of a step that draws tokens for these requests, in this order.
+
+        Step after step with the same requests gets the very same record; penalty counts change inside it.
+        """
+        rows = tuple(request.row for request in requests)
+        any_early = any(request.num_output_tokens < request.params.min_tokens for request in requests)
+        last = self._gathered
+        if last is None or last.rows != rows or last.any_early != any_early:
+            last = self._gathered = _Gathered(rows, any_early, self._inputs(requests, any_early))
+        return last.inputs
+
+    def _inputs(self, requests: Sequence[Request], any_early: bool) -> SamplingInputs:
         settings = [self._occupied(request) for request in requests]
         asked = [s.params.logprobs for s in settings if s.params.logprobs is not None]
         return SamplingInputs(
-            rules=self._rules(requests, settings),
+            rules=self._rules(settings, any_early),
             seeds=self._ids([request.seed for request in requests]),
             sample_indices=self._ids([request.sample_index for request in requests]),
             prompt_lengths=self._ids([request.num_prompt_tokens for request in requests]),
@@ -182,11 +205,11 @@ class SamplingState:
             max_logprobs=max(asked, default=None),
         )
 
-    def _rules(self, requests: Sequence[Request], settings: Sequence[_RowSettings]) -> LogitRules:
+    def _rules(self, settings: Sequence[_RowSettings], any_early: bool) -> LogitRules:
         params = [s.params for s in settings]
         random = [p for p in params if p.temperature > 0]
         min_tokens = None
-        if any(request.num_output_tokens < request.params.min_tokens for request in requests):
+        if any_early:
             stop_ids = DenseRows(self._stop_ids.table, self._ids([s.stop_slot for s in settings]))
             min_tokens = MinTokens(stop_ids, self._ids([p.min_tokens for p in params]))
         bias = None
