@@ -35,6 +35,15 @@ PARAMS = [
     SamplingParams(temperature=1.0, seed=5, max_tokens=24, ignore_eos=True),
     SamplingParams(temperature=0.7, seed=6, top_p=0.9, max_tokens=24, ignore_eos=True),
 ]
+RULES = [
+    SamplingParams(temperature=0, repetition_penalty=1.3, frequency_penalty=0.4, max_tokens=20, ignore_eos=True),
+    SamplingParams(seed=1, presence_penalty=1.5, top_k=7, max_tokens=20, ignore_eos=True),
+    SamplingParams(seed=2, temperature=1.3, min_p=0.05, logit_bias={3: 2.5, 9: -4.0}, max_tokens=20, ignore_eos=True),
+    SamplingParams(seed=3, allowed_token_ids=tuple(range(2, 40)), banned_token_ids=(5, 6), top_p=0.8, max_tokens=20),
+    SamplingParams(seed=4, min_tokens=12, stop_token_ids=tuple(range(8)), frequency_penalty=-0.5, max_tokens=20),
+    SamplingParams(temperature=0, logit_bias={1: 50.0}, frequency_penalty=2.0, max_tokens=20, ignore_eos=True),
+    SamplingParams(seed=5, temperature=0.6, top_k=9, top_p=0.9, min_p=0.02, repetition_penalty=0.8, logprobs=2, n=2),
+]
 
 
 def native_engine(quantization: str, speculate: str, num_threads: int, kv_cache_dtype: KVCacheDtype = "auto") -> Engine:
@@ -89,3 +98,17 @@ def test_no_instruction_set_changes_a_token_by_speculation(
     if cpu.level() != level:
         pytest.skip(f"this machine has no {level}")
     test_speculation_on_native_kernels_changes_no_token("int8", "tree:3x2x1", kv_cache_dtype)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("speculate", ["chain:3", "tree:3x2x1"])
+def test_no_parameter_makes_a_difference_between_speculation_and_none(quantization: str, speculate: str) -> None:
+    """Together and speculating, or plainly and one by one."""
+    prompts = [(7, number, 3) for number in range(len(RULES))]
+    plain = []
+    for prompt, params in zip(prompts, RULES, strict=True):
+        plain += token_ids(run_prompts(native_engine(quantization, "off", 1), [prompt], [params]))
+    engine = native_engine(quantization, speculate, 2)
+    outputs = run_prompts(engine, prompts, RULES)
+    assert token_ids(outputs) == plain
+    assert sum(output.outputs[0].speculation.num_accepted_draft_tokens for output in outputs) > 0

@@ -175,3 +175,40 @@ def test_extreme_temperatures_stay_random(temperature: float) -> None:
     assert inputs.is_greedy.tolist() == [False]
     assert inputs.rules.temperatures is not None and bool(torch.isfinite(inputs.rules.temperatures).all())
     assert inputs.rules.penalties is not None and inputs.rules.penalties.repetition.item() > 0
+
+
+def test_a_step_like_the_last_gathers_the_same_record() -> None:
+    state = SamplingState(3, VOCAB)
+    params = SamplingParams(frequency_penalty=1.0, min_tokens=2)
+    requests = [make_request(row, params) for row in range(2)]
+    for request in requests:
+        state.add(request)
+    first = state.gather(requests)
+    for request in requests:
+        request.token_ids.append(4)
+    state.append_tokens(requests, [[4], [4]])
+    assert state.gather(requests) is first
+    assert output_counts(state, requests[0]) == [0, 0, 0, 0, 1, 0]
+    assert state.gather(requests).seeds.tolist() == [10, 11]
+    assert state.gather(requests[::-1]).seeds.tolist() == [11, 10]
+
+
+def test_what_changes_a_step_is_gathered_anew() -> None:
+    state = SamplingState(3, VOCAB)
+    request = make_request(0, SamplingParams(frequency_penalty=1.0, min_tokens=1))
+    state.add(request)
+    before = state.gather([request])
+    request.token_ids.append(4)
+    after = state.gather([request])
+    assert before.any_min_tokens and not after.any_min_tokens
+    other = make_request(1, SamplingParams(frequency_penalty=1.0))
+    state.add(other)
+    grown = state.gather([request]).rules.penalties
+    assert grown is not None and grown.output_counts.table is state._output_counts.table
+    state.remove(0)
+    successor = make_request(0, SamplingParams(temperature=0.0))
+    state.add(successor)
+    assert not state.gather([successor]).any_penalty
+    state.remove(0)
+    with pytest.raises(AssertionError, match="no sampling row"):
+        state.gather([successor])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -190,3 +191,53 @@ class _RowArrays:
         check_tensor(contiguous, name, INT64, shape)
         self._kept.append(contiguous)
         return contiguous.data_ptr()
+
+
+@dataclass(frozen=True)
+class BestChildren:
+    """The best children of some draft nodes.
+
+    Attributes:
+        columns: [num_rows, width] int64, best first, ties to the lowest.
+        log_confidence: [num_rows, width] float32, log-softmax of the scores at those columns.
+    """
+
+    columns: Tensor
+    log_confidence: Tensor
+
+
+def best_children(
+    prepared: PreparedRequests, rows: LogitRows, column_ids: Tensor | None, width: int, threads: Threads
+) -> BestChildren:
+    """The draft's columns that the keyed rule puts first, with the noise that the target will draw with.
+
+    Args:
+        rows: of the draft's logits, [num_rows, draft_vocab]; positions are those of the children.
+        column_ids: [draft_vocab] int64, target id of each column; None: column i is id i.
+
+    Raises:
+        InvalidParameterError: a tensor that does not fit, a column without a target id, or more children than columns.
+        IndexError: a request or path token that does not exist.
+    """
+    arrays = _RowArrays(rows)
+    num_columns, vocab_size = arrays.vocab_size, prepared.vocab_size
+    if column_ids is not None:
+        check_tensor(column_ids, "column_ids", INT64, (num_columns,))
+        if bool(((column_ids < 0) | (column_ids >= vocab_size)).any()):
+            raise InvalidParameterError(f"column_ids holds ids that are none; they are 0 to {vocab_size - 1}")
+    elif num_columns != vocab_size:
+        raise InvalidParameterError(f"the draft has {num_columns} tokens, the target {vocab_size}; give column_ids")
+    if not 1 <= width <= num_columns:
+        raise InvalidParameterError(f"width is {width}; it must be 1 to {num_columns}")
+    best = BestChildren(torch.empty((arrays.num_rows, width), dtype=torch.int64), torch.empty((arrays.num_rows, width)))
+    module = native()
+    module.best_children(
+        threads.handle,
+        prepared.handle,
+        rows.logits.data_ptr(),
+        arrays.handle,
+        0 if column_ids is None else column_ids.data_ptr(),
+        num_columns,
+        module.child_arrays(width, best.columns.data_ptr(), best.log_confidence.data_ptr()),
+    )
+    return best

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +18,12 @@ from torch import Tensor
 from aquiline.kernels import AttentionGroup, AttentionInputs, cpu
 from aquiline.kernels.cpu import Threads, ops
 from aquiline.kernels.cpu.extension import native
+from aquiline.kernels.cpu.sampling import NativeSampling, best_children
 from aquiline.kernels.reference.noise import mix_key
 from aquiline.models.kv_layer import KVLayer
 from aquiline.models.llama import ForwardRows
 from aquiline.models.native_llama import NativeLlama
+from tests.kernels.cpu.drawing_cases import drawing_case
 from tests.kernels.cpu.levels import LEVELS
 from tests.kernels.cpu.test_guard_pages import guarded
 from tests.models.native_models import (
@@ -77,6 +81,31 @@ def run_attention() -> None:
                 ops.attention(query, keys, values, AttentionInputs((group,)), threads, *scales)
 
 
+def guarded_record(record: Any) -> Any:
+    """A copy of nested records whose tensors all end before guard pages."""
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            values[name] = guarded(value)
+        elif is_dataclass(value):
+            values[name] = guarded_record(value)
+    return type(record)(**values)
+
+
+def run_drawing() -> None:
+    """Every combination of rules, vocabularies that end anywhere, and trees of one node."""
+    for vocab_size in (1, 15, 16, 17, 63, 65, 8193):
+        for seed in range(25):
+            case = drawing_case(seed, vocab_size, 3, 3)
+            requests, rows = guarded_record(case.requests), guarded_record(case.rows)
+            sampling = NativeSampling(Threads(2))
+            sampling.accept(requests, rows, None)
+            column_ids = guarded(torch.arange(vocab_size))
+            prepared = sampling.prepared(requests, vocab_size)
+            for width in (1, vocab_size):
+                best_children(prepared, rows, column_ids, width, Threads(2))
+
+
 def run_forwards() -> None:
     """All buffers inside the extension are guarded as well."""
     config = packable_config()
@@ -106,4 +135,5 @@ if __name__ == "__main__":
     native().guard_allocations(True)
     run_row_operations()
     run_attention()
+    run_drawing()
     run_forwards()
