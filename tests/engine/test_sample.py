@@ -338,7 +338,7 @@ def test_unused_rows_and_nodes_may_hold_anything() -> None:
         path_tokens=torch.tensor([[-1], [-1], [2], [-1], [-1]]),
     )
     decoder = ToyDecoder(Sampler(4), TARGET, DRAFT, (1,))
-    tree, _ = decoder._grow(inputs, torch.tensor([0, 1]), torch.tensor([4, 4]))
+    tree, _ = decoder.grow(inputs, torch.tensor([0, 1]), torch.tensor([4, 4]))
     tree = replace(
         tree, parents=torch.tensor([[-1, 0], [-1, -1]]), is_valid=torch.tensor([[True, True], [True, False]])
     )

@@ -37,11 +37,16 @@ class ToyDecoder:
             last_tokens: [num_reqs] int64, the last known token (the root) of every request.
             positions: [num_reqs] int64, the position it sits at.
         """
-        tree, paths = self._grow(inputs, last_tokens, positions)
+        tree, paths = self.grow(inputs, last_tokens, positions)
+        rows = self.logit_rows(inputs, tree, paths, positions)
+        return self.sampler.accept(inputs, tree if self.branching else None, rows)
+
+    def logit_rows(self, inputs: SamplingInputs, tree: DraftTree, paths: Tensor, positions: Tensor) -> LogitRows:
+        """What the target says at every node; arguments as `grow` takes and returns them."""
         num_reqs, num_nodes = tree.tokens.shape
         row_to_request = torch.arange(num_reqs).repeat_interleave(num_nodes)
         drawn_positions = (positions.unsqueeze(1) + 1 + tree.depths).flatten()
-        rows = LogitRows(
+        return LogitRows(
             logits=self.target[tree.tokens.flatten()],
             row_to_request=row_to_request,
             node_rows=torch.arange(num_reqs * num_nodes).view(num_reqs, num_nodes),
@@ -49,9 +54,8 @@ class ToyDecoder:
             output_lengths=drawn_positions - inputs.prompt_lengths[row_to_request],
             path_tokens=paths.reshape(num_reqs * num_nodes, -1) if self.branching else None,
         )
-        return self.sampler.accept(inputs, tree if self.branching else None, rows)
 
-    def _grow(self, inputs: SamplingInputs, last_tokens: Tensor, positions: Tensor) -> tuple[DraftTree, Tensor]:
+    def grow(self, inputs: SamplingInputs, last_tokens: Tensor, positions: Tensor) -> tuple[DraftTree, Tensor]:
         """The tree, and the tokens from below the root to each node: [num_reqs, num_nodes, depth], padded with -1."""
         num_reqs, depth = len(last_tokens), len(self.branching)
         tokens, parents, depths = [last_tokens], [-1], [0]
