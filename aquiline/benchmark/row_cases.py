@@ -7,9 +7,10 @@ from functools import partial
 import torch
 
 from aquiline.benchmark.interleaved import Case, Work
-from aquiline.engine.sample import LogitRows, Sampler
+from aquiline.engine.sample import Sampler
 from aquiline.engine.sampling_inputs import SamplingState
 from aquiline.kernels.cpu import ops
+from aquiline.kernels.sampling_kernels import LogitRows
 from aquiline.models.model_config import LlamaConfig
 from aquiline.request import Request, SamplingParams
 

@@ -14,8 +14,8 @@ from aquiline.errors import InvalidParameterError
 from aquiline.kernels import cpu
 from aquiline.kernels.cpu import Threads
 from aquiline.kernels.reference.keyed_step import ReferenceSampling
-from aquiline.kernels.reference.noise import NoiseStream, mix_key
-from aquiline.kernels.reference.sampling import DenseRows, LogitRules, RowPlaces, gumbel, process_logits
+from aquiline.kernels.reference.noise import NoiseStream, gumbel, mix_key
+from aquiline.kernels.reference.sampling import DenseRows, LogitRules, RowPlaces, process_logits
 from aquiline.kernels.sampling_kernels import LogitRows, SamplingRequests
 from tests.kernels.chi_square import REJECTION_LEVEL, histogram, p_value
 from tests.kernels.cpu.drawing_cases import DrawingCase, drawing_case, rows_of

@@ -52,7 +52,7 @@ def walk_cases(draw: st.DrawFn) -> WalkCase:
         for node in range(1, num_nodes):
             parents[request, node] = draw(st.integers(-1, node - 1))
     node_rows = torch.full((num_reqs, num_nodes), -1)
-    row_to_request = []
+    row_to_request: list[int] = []
     for request in range(num_reqs):
         for node in range(num_nodes):
             if node == 0 or parents[request, node] >= 0:
