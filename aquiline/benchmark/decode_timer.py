@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 Generate = Callable[[Sequence[Sequence[int]], int], None]
@@ -74,6 +75,8 @@ def _seconds(generate: Generate, prompts: Sequence[Sequence[int]], num_tokens: i
 
 def main() -> None:
     """Time the vLLM of this interpreter on the job that comes on standard input."""
+    # Python puts a script's folder first, where the modules beside this one would hide others of the same name.
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
     import vllm
 
     job = json.load(sys.stdin)

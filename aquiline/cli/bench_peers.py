@@ -34,6 +34,8 @@ from aquiline.speculation import parse_speculation
 DESCRIPTION = """Decode and prefill with this engine, llama.cpp and vLLM, each alone in a process of its own, in rounds,
 and compare what belongs to the same round. Peers are programs that are here already; nothing is fetched for them."""
 MAX_ROUNDS = 1000
+# Load average above which somebody else was computing before the first run.
+BUSY_LOAD = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the rounds that `args` describes."""
     settings = check_arguments(args)
     programs = programs_of(settings)
+    load_average = os.getloadavg()[0]
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("starting", total=settings.num_rounds * len(programs))
@@ -134,11 +137,18 @@ def run(args: argparse.Namespace) -> None:
             "num_prompts": len(workload.prompts),
             "mean_prompt_tokens": workload.mean_prompt_tokens,
             "max_tokens": workload.max_tokens,
+            "load_average_before": round(load_average, 2),
         }
         result = asked | peer_report.as_json(outcomes) | provenance(sys.argv[1:])
         write(sys.stdout, json.dumps(result) + "\n")
     else:
         _draw_report(outcomes)
+    if load_average > BUSY_LOAD:
+        write(
+            sys.stderr,
+            f"The machine was busy (load average {load_average:.1f} before the first run); engines that spin while they"
+            " wait suffer most from that, so do not trust these ratios.\n",
+        )
 
 
 def programs_of(settings: PeerSettings) -> list[Program]:

@@ -16,6 +16,8 @@ from aquiline.benchmark import decode_timer
 from aquiline.benchmark.decode_timer import time_decoding, time_prefill
 
 FAKE_VLLM = """
+import importlib.util
+assert importlib.util.find_spec("decode_timer") is None
 __version__ = "9.9"
 class SamplingParams:
     def __init__(self, **settings):

@@ -160,3 +160,15 @@ def test_without_threads_all_cores_compute(place: Path, capsys: pytest.CaptureFi
     options = ["--gguf", "first.gguf", *LLAMA, "--batch-sizes", "1", "--rounds", "1", "--json"]
     assert main([*BASE, *options]) == 0
     assert json.loads(capsys.readouterr().out)["num_threads"] == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("load", "is_warned"), [(0.2, False), (3.5, True)])
+def test_a_busy_machine_is_told(
+    load: float, is_warned: bool, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    options = ["--gguf", "first.gguf", *LLAMA, "--batch-sizes", "1", "--rounds", "1", "--json"]
+    assert main([*BASE, *options]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["load_average_before"] == load
+    assert ("load average 3.5" in captured.err) == is_warned
