@@ -1,3 +1,4 @@
+#include "attention_bfloat16_avx512.h"
 #include "attention_kernel.h"
 #include "kernel_table.h"
 #include "logit_lanes.h"
@@ -5,10 +6,18 @@
 #include "sampling_kernels.h"
 
 namespace aquiline {
+namespace {
+
+void attend_fastest(const AttentionTile& tile) {
+    if (can_attend_bfloat16(tile)) return attend_bfloat16_avx512(tile);
+    attend(tile);
+}
+
+}  // namespace
 
 const KernelTable avx512_kernels = {
     rms_norm,      rotate, silu_multiply, exponentials,       round_to_bfloat16, widen_bfloat16,
-    quantize_head, attend, largest,       largest_with_noise, noise_bits,        gumbel_noise,
+    quantize_head, attend_fastest, largest,       largest_with_noise, noise_bits,        gumbel_noise,
     logit_kernels,
 };
 

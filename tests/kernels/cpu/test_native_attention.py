@@ -13,6 +13,7 @@ from torch import Tensor
 from aquiline.errors import InvalidParameterError
 from aquiline.kernels import AttentionInputs, cpu
 from aquiline.kernels.cpu import Threads
+from aquiline.kernels.cpu.extension import level
 from tests.kernels.cpu.levels import with_levels
 from tests.kernels.test_attention import (
     BORDERS,
@@ -46,10 +47,18 @@ HEADS = {
     "one_kv_head_each": Heads(3, 3, 24),
     "odd_width": Heads(10, 2, 40),
     "width_of_six": Heads(6, 2, 6),
+    "head_of_192": Heads(4, 4, 192),
     "wide": Heads(5, 1, 264),
 }
 with_heads = pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 TOLERANCE = 2e-5
+# AVX-512 rounds queries and weights to bfloat16 where keys and values are, for heads of whole passes of 64 numbers.
+ROUNDED_TOLERANCE = 4e-3
+
+
+def tolerance(heads: Heads, dtype: torch.dtype) -> float:
+    is_rounded = level() == "avx512" and dtype == torch.bfloat16 and heads.head_dim % 64 == 0
+    return ROUNDED_TOLERANCE if is_rounded else TOLERANCE
 
 
 def attend(query: Tensor, memory: Memory, inputs: AttentionInputs, num_threads: int = 1) -> Tensor:
@@ -68,7 +77,7 @@ def test_mixed_groups_equal_the_definition(level: str, heads: Heads, dtype: torc
     memory.poison(inputs)
     query = memory.queries(37, heads)
     result = attend(query, memory, inputs)
-    assert (result.double() - naive_attention(query, memory, inputs)).abs().max() < TOLERANCE
+    assert (result.double() - naive_attention(query, memory, inputs)).abs().max() < tolerance(heads, dtype)
 
 
 @with_levels
@@ -79,7 +88,8 @@ def test_decoding_equals_the_definition_around_chunk_borders(level: str, length:
     inputs = AttentionInputs((decode_group(0, [memory.take(length)]),), first_position=1)
     memory.poison(inputs)
     query = memory.queries(1, heads)
-    assert (attend(query, memory, inputs).double() - naive_attention(query, memory, inputs)).abs().max() < TOLERANCE
+    error = (attend(query, memory, inputs).double() - naive_attention(query, memory, inputs)).abs().max()
+    assert error < tolerance(heads, torch.bfloat16)
 
 
 @with_heads

@@ -1,0 +1,365 @@
+// Attention over bfloat16 keys and values with the dot product instruction for them: what `attend` of
+// attention_kernel.h does, for heads of 64, 128, ... numbers. Queries and weights are rounded to bfloat16 as well.
+//
+// A chunk of positions is rearranged once for all queries of a tile, so that no query needs a sum over lanes:
+//     keys     [head_dim / 2][32 positions][2]            pairs of neighbouring numbers
+//     values   [16 pairs of positions][head_dim][2]       the same number of two neighbouring positions
+// Positions that no query sees are zeros there; those that one query does not see get the weight 0.
+
+#include "attention_bfloat16_avx512.h"
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "lane_functions.h"
+#include "lane_sums.h"
+#include "lanes.h"
+
+namespace aquiline {
+namespace {
+
+constexpr int kBlockQueries = 4;
+constexpr int kColumnVectors = 4;                       // of one pass over the values: 64 numbers of a head
+constexpr int kPositionPairs = kContextChunk / 2;
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// The running state of a tile; a query is one head of one row. Vectors of sixteen numbers each.
+struct TileState {
+    __m512i* keys;     // [width / 2][2]
+    __m512i* values;   // [kPositionPairs][width / 16]
+    __m512i* queries;  // [num_queries][width / 32]
+    __m512* totals;    // [num_queries][width / 16], sum of weight * value
+    __m512* sums;      // [num_queries], sum of the weights, spread over the lanes
+    __m512i* weights;  // [num_queries], of the chunk at hand, one for each position
+    float* peaks;      // [num_queries]
+};
+
+struct Span {
+    int first;
+    int end;
+};
+
+// Some queries that go through a chunk together; the bits of each do not depend on the others.
+struct Block {
+    int count = 0;
+    std::int64_t queries[kBlockQueries];
+    Span spans[kBlockQueries];
+};
+
+TileState place_state(const AttentionTile& tile) {
+    const std::int64_t width = tile.shape.head_dim;
+    const std::int64_t num_queries = static_cast<std::int64_t>(tile.num_rows) * tile.shape.heads_per_group();
+    float* next = tile.scratch;
+    const auto take = [&](std::int64_t num_vectors) {
+        float* const start = next;
+        next += num_vectors * kLanes;
+        return start;
+    };
+    TileState state{};
+    state.keys = reinterpret_cast<__m512i*>(take(width));
+    state.values = reinterpret_cast<__m512i*>(take(width));
+    state.queries = reinterpret_cast<__m512i*>(take(num_queries * width / 32));
+    state.totals = reinterpret_cast<__m512*>(take(num_queries * width / 16));
+    state.sums = reinterpret_cast<__m512*>(take(num_queries));
+    state.weights = reinterpret_cast<__m512i*>(take(num_queries));
+    state.peaks = next;
+    return state;
+}
+
+void start_state(const AttentionTile& tile, const TileState& state) {
+    const int heads = tile.shape.heads_per_group(), width = tile.shape.head_dim;
+    for (int row = 0; row < tile.num_rows; ++row) {
+        for (int head = 0; head < heads; ++head) {
+            const std::int64_t query = static_cast<std::int64_t>(row) * heads + head;
+            const float* const source = tile.query + row * tile.query_stride + head * width;
+            for (int i = 0; i < width / 32; ++i) {
+                const __m512bh rounded =
+                    _mm512_cvtne2ps_pbh(_mm512_loadu_ps(source + 32 * i + 16), _mm512_loadu_ps(source + 32 * i));
+                std::memcpy(state.queries + query * (width / 32) + i, &rounded, sizeof rounded);
+            }
+            for (int i = 0; i < width / 16; ++i) state.totals[query * (width / 16) + i] = _mm512_setzero_ps();
+            state.sums[query] = _mm512_setzero_ps();
+            state.peaks[query] = kMinusInfinity;
+        }
+    }
+}
+
+// out[c * stride] = word c of each of the sixteen rows.
+void transpose(const __m512i (&rows)[16], __m512i* out, int stride) {
+    __m512i words[4][4];  // [four rows][column of every four]
+    for (int group = 0; group < 4; ++group) {
+        const __m512i* const four = rows + 4 * group;
+        const __m512i low_first = _mm512_unpacklo_epi32(four[0], four[1]);
+        const __m512i high_first = _mm512_unpackhi_epi32(four[0], four[1]);
+        const __m512i low_second = _mm512_unpacklo_epi32(four[2], four[3]);
+        const __m512i high_second = _mm512_unpackhi_epi32(four[2], four[3]);
+        words[group][0] = _mm512_unpacklo_epi64(low_first, low_second);
+        words[group][1] = _mm512_unpackhi_epi64(low_first, low_second);
+        words[group][2] = _mm512_unpacklo_epi64(high_first, high_second);
+        words[group][3] = _mm512_unpackhi_epi64(high_first, high_second);
+    }
+    // Lane L of words[group][c] holds column 4 L + c of its four rows.
+    for (int c = 0; c < 4; ++c) {
+        const __m512i even_low = _mm512_shuffle_i32x4(words[0][c], words[1][c], 0x88);
+        const __m512i even_high = _mm512_shuffle_i32x4(words[2][c], words[3][c], 0x88);
+        const __m512i odd_low = _mm512_shuffle_i32x4(words[0][c], words[1][c], 0xdd);
+        const __m512i odd_high = _mm512_shuffle_i32x4(words[2][c], words[3][c], 0xdd);
+        out[c * stride] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
+        out[(c + 4) * stride] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+        out[(c + 8) * stride] = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
+        out[(c + 12) * stride] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
+    }
+}
+
+// Rearrange the keys and values of a chunk; slots[i] is where position i lies, below 0 if no query sees it.
+void load_chunk(const AttentionTile& tile, const TileState& state, const std::int64_t (&slots)[kContextChunk]) {
+    const int width = tile.shape.head_dim;
+    const auto* const keys = static_cast<const std::uint16_t*>(tile.memory.keys.numbers);
+    const auto* const values = static_cast<const std::uint16_t*>(tile.memory.values.numbers);
+    const auto row_at = [&](const std::uint16_t* numbers, int position, int start) {
+        if (slots[position] < 0) return _mm512_setzero_si512();
+        const std::int64_t head = slots[position] * tile.shape.num_kv_heads + tile.kv_head;
+        return _mm512_loadu_si512(numbers + head * width + start);
+    };
+    for (int start = 0; start < width; start += 32) {
+        for (int half = 0; half < 2; ++half) {
+            __m512i rows[16];
+            for (int i = 0; i < 16; ++i) rows[i] = row_at(keys, 16 * half + i, start);
+            transpose(rows, state.keys + start + half, 2);
+        }
+    }
+    const __m512i low_words = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38,
+                                               6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high_words = _mm512_add_epi16(low_words, _mm512_set1_epi16(16));
+    for (int pair = 0; pair < kPositionPairs; ++pair) {
+        for (int start = 0; start < width; start += 32) {
+            const __m512i first = row_at(values, 2 * pair, start), second = row_at(values, 2 * pair + 1, start);
+            __m512i* const out = state.values + pair * (width / 16) + start / 16;
+            out[0] = _mm512_permutex2var_epi16(first, low_words, second);
+            out[1] = _mm512_permutex2var_epi16(first, high_words, second);
+        }
+    }
+}
+
+__m512bh broadcast_pair(const __m512i* numbers, int pair) {
+    std::int32_t word;
+    std::memcpy(&word, reinterpret_cast<const char*>(numbers) + 4 * pair, sizeof word);
+    return reinterpret_cast<__m512bh>(_mm512_set1_epi32(word));
+}
+
+Lanes lanes_of(__m512 vector) {
+    Lanes lanes;
+    std::memcpy(&lanes, &vector, sizeof vector);
+    return lanes;
+}
+
+__m512 vector_of(const Lanes& lanes) {
+    __m512 vector;
+    std::memcpy(&vector, &lanes, sizeof vector);
+    return vector;
+}
+
+// Scores of both halves of a chunk, for `kCount` queries. They are scaled here, so that rounding sees the queries as
+// they are.
+template <int kCount>
+void score(const TileState& state, const Block& block, int width, __m512 (&scores)[kBlockQueries][2]) {
+    const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(static_cast<float>(width)));
+    __m512 sums[kCount][2];
+#pragma GCC unroll 4
+    for (int q = 0; q < kCount; ++q) sums[q][0] = sums[q][1] = _mm512_setzero_ps();
+    for (int pair = 0; pair < width / 2; ++pair) {
+        const auto low = reinterpret_cast<__m512bh>(state.keys[2 * pair]);
+        const auto high = reinterpret_cast<__m512bh>(state.keys[2 * pair + 1]);
+#pragma GCC unroll 4
+        for (int q = 0; q < kCount; ++q) {
+            const __m512bh numbers = broadcast_pair(state.queries + block.queries[q] * (width / 32), pair);
+            sums[q][0] = _mm512_dpbf16_ps(sums[q][0], low, numbers);
+            sums[q][1] = _mm512_dpbf16_ps(sums[q][1], high, numbers);
+        }
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < kCount; ++q) {
+        scores[q][0] = _mm512_mul_ps(sums[q][0], scale);
+        scores[q][1] = _mm512_mul_ps(sums[q][1], scale);
+    }
+}
+
+// Turn scores into weights; returns the factor by which what was summed before shrinks.
+float weigh(const TileState& state, std::int64_t query, Span span, __m512 low_scores, __m512 high_scores) {
+    const auto seen = static_cast<std::uint32_t>((std::uint64_t{1} << span.end) - (std::uint64_t{1} << span.first));
+    const __m512 unseen = _mm512_set1_ps(kMinusInfinity);
+    const Lanes low = lanes_of(_mm512_mask_mov_ps(unseen, static_cast<__mmask16>(seen), low_scores));
+    const Lanes high = lanes_of(_mm512_mask_mov_ps(unseen, static_cast<__mmask16>(seen >> 16), high_scores));
+    const float chunk_peak = largest_lane(larger(low, high)), before = state.peaks[query];
+    const float peak = chunk_peak > before ? chunk_peak : before;
+    const __m512bh weights = _mm512_cvtne2ps_pbh(vector_of(exponential(high - peak)), vector_of(exponential(low - peak)));
+    std::memcpy(state.weights + query, &weights, sizeof weights);
+    const float shrink = peak == before ? 1.0f : exponential(broadcast(before - peak))[0];
+    const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
+    state.sums[query] = _mm512_dpbf16_ps(_mm512_mul_ps(state.sums[query], _mm512_set1_ps(shrink)), weights, ones);
+    state.peaks[query] = peak;
+    return shrink;
+}
+
+// Add weight * value of a chunk to the totals of `kCount` queries.
+template <int kCount>
+void add_values(const TileState& state, const Block& block, int width, const float (&shrink)[kBlockQueries]) {
+    for (int start = 0; start < width / 16; start += kColumnVectors) {
+        __m512 totals[kCount][kColumnVectors];
+#pragma GCC unroll 4
+        for (int q = 0; q < kCount; ++q) {
+            const __m512* const before = state.totals + block.queries[q] * (width / 16) + start;
+#pragma GCC unroll 4
+            for (int i = 0; i < kColumnVectors; ++i) {
+                totals[q][i] = _mm512_mul_ps(before[i], _mm512_set1_ps(shrink[q]));
+            }
+        }
+        for (int pair = 0; pair < kPositionPairs; ++pair) {
+            const __m512i* const values = state.values + pair * (width / 16) + start;
+#pragma GCC unroll 4
+            for (int q = 0; q < kCount; ++q) {
+                const __m512bh weights = broadcast_pair(state.weights + block.queries[q], pair);
+#pragma GCC unroll 4
+                for (int i = 0; i < kColumnVectors; ++i) {
+                    totals[q][i] = _mm512_dpbf16_ps(totals[q][i], reinterpret_cast<__m512bh>(values[i]), weights);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int q = 0; q < kCount; ++q) {
+            __m512* const after = state.totals + block.queries[q] * (width / 16) + start;
+#pragma GCC unroll 4
+            for (int i = 0; i < kColumnVectors; ++i) after[i] = totals[q][i];
+        }
+    }
+}
+
+template <int kCount>
+void attend_queries(const TileState& state, const Block& block, int width) {
+    __m512 scores[kBlockQueries][2];
+    float shrink[kBlockQueries];
+    score<kCount>(state, block, width, scores);
+    for (int q = 0; q < kCount; ++q) {
+        shrink[q] = weigh(state, block.queries[q], block.spans[q], scores[q][0], scores[q][1]);
+    }
+    add_values<kCount>(state, block, width, shrink);
+}
+
+void attend_block(const TileState& state, const Block& block, int width) {
+    switch (block.count) {
+        case 1: return attend_queries<1>(state, block, width);
+        case 2: return attend_queries<2>(state, block, width);
+        case 3: return attend_queries<3>(state, block, width);
+        case 4: return attend_queries<4>(state, block, width);
+        default: return;
+    }
+}
+
+Span seen_span(const AttentionTile& tile, const AttentionRow& row, int chunk_start) {
+    const int first = tile.first_position > chunk_start ? tile.first_position - chunk_start : 0;
+    const int rest = row.num_positions() - chunk_start;
+    return {first, rest < kContextChunk ? rest : kContextChunk};
+}
+
+// How a row sees a chunk.
+enum class Sight { none, pages, path };
+
+Sight sight_of(const AttentionRow& row, int chunk_start, Span span) {
+    if (span.first >= span.end) return Sight::none;
+    return chunk_start + span.end <= row.visible_len ? Sight::pages : Sight::path;
+}
+
+// Rows whose part of the chunk lies in pages, all of them together.
+void attend_pages(const AttentionTile& tile, const TileState& state, int chunk_start) {
+    const int heads = tile.shape.heads_per_group();
+    Span shared{0, 0};
+    for (int row = 0; row < tile.num_rows; ++row) {
+        const Span span = seen_span(tile, tile.rows[row], chunk_start);
+        if (sight_of(tile.rows[row], chunk_start, span) == Sight::pages && span.end > shared.end) shared = span;
+    }
+    if (shared.end == 0) return;
+    std::int64_t slots[kContextChunk];
+    for (int i = 0; i < kContextChunk; ++i) {
+        slots[i] = i >= shared.first && i < shared.end ? tile.rows[0].key_slots[chunk_start + i] : -1;
+    }
+    load_chunk(tile, state, slots);
+    Block block;
+    for (int row = 0; row < tile.num_rows; ++row) {
+        const Span span = seen_span(tile, tile.rows[row], chunk_start);
+        if (sight_of(tile.rows[row], chunk_start, span) != Sight::pages) continue;
+        for (int head = 0; head < heads; ++head) {
+            block.queries[block.count] = static_cast<std::int64_t>(row) * heads + head;
+            block.spans[block.count++] = span;
+            if (block.count < kBlockQueries) continue;
+            attend_block(state, block, tile.shape.head_dim);
+            block.count = 0;
+        }
+    }
+    attend_block(state, block, tile.shape.head_dim);
+}
+
+// A row whose part of the chunk reaches into the tree.
+void attend_path(const AttentionTile& tile, const TileState& state, int chunk_start, int row) {
+    const AttentionRow& keys = tile.rows[row];
+    const int heads = tile.shape.heads_per_group();
+    const Span span = seen_span(tile, keys, chunk_start);
+    if (sight_of(keys, chunk_start, span) != Sight::path) return;
+    std::int64_t slots[kContextChunk];
+    for (int i = 0; i < kContextChunk; ++i) {
+        const int position = chunk_start + i;
+        const bool is_seen = i >= span.first && i < span.end;
+        slots[i] = !is_seen                      ? -1
+                   : position < keys.visible_len ? keys.key_slots[position]
+                                                 : keys.path_slots[position - keys.visible_len];
+    }
+    load_chunk(tile, state, slots);
+    for (int head = 0; head < heads;) {
+        Block block;
+        for (; head < heads && block.count < kBlockQueries; ++head) {
+            block.queries[block.count] = static_cast<std::int64_t>(row) * heads + head;
+            block.spans[block.count++] = span;
+        }
+        attend_block(state, block, tile.shape.head_dim);
+    }
+}
+
+void finish_rows(const AttentionTile& tile, const TileState& state) {
+    const int heads = tile.shape.heads_per_group(), width = tile.shape.head_dim;
+    for (int row = 0; row < tile.num_rows; ++row) {
+        for (int head = 0; head < heads; ++head) {
+            const std::int64_t query = static_cast<std::int64_t>(row) * heads + head;
+            const float sum = sum_of_lanes(lanes_of(state.sums[query]));
+            // A row that sees nothing has summed nothing; dividing by 1 leaves its zeros.
+            const __m512 divisor = _mm512_set1_ps(sum > 0.0f ? sum : 1.0f);
+            float* const target = tile.out + row * tile.out_stride + head * width;
+            for (int i = 0; i < width / 16; ++i) {
+                _mm512_storeu_ps(target + 16 * i, _mm512_div_ps(state.totals[query * (width / 16) + i], divisor));
+            }
+        }
+    }
+}
+
+}  // namespace
+
+bool can_attend_bfloat16(const AttentionTile& tile) {
+    return tile.memory.type == KVType::bfloat16 && tile.shape.head_dim % (kColumnVectors * kLanes) == 0;
+}
+
+void attend_bfloat16_avx512(const AttentionTile& tile) {
+    const TileState state = place_state(tile);
+    start_state(tile, state);
+    int longest = 0;
+    for (int row = 0; row < tile.num_rows; ++row) {
+        if (tile.rows[row].num_positions() > longest) longest = tile.rows[row].num_positions();
+    }
+    for (int chunk_start = 0; chunk_start < longest; chunk_start += kContextChunk) {
+        attend_pages(tile, state, chunk_start);
+        for (int row = 0; row < tile.num_rows; ++row) attend_path(tile, state, chunk_start, row);
+    }
+    finish_rows(tile, state);
+}
+
+}  // namespace aquiline
