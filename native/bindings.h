@@ -6,6 +6,7 @@
 
 namespace aquiline {
 
+void bind_draft(nanobind::module_& module);
 void bind_forward(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
 void bind_machine(nanobind::module_& module);

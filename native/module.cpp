@@ -7,4 +7,5 @@ NB_MODULE(_native, module) {
     aquiline::bind_forward(module);
     aquiline::bind_measure(module);
     aquiline::bind_sampling(module);
+    aquiline::bind_draft(module);
 }

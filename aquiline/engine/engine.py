@@ -15,8 +15,7 @@ from aquiline.engine.cache import BlockCache
 from aquiline.engine.commit import CommittedRequest, Committer
 from aquiline.engine.consistency import CheckedState, ConsistencyChecker
 from aquiline.engine.device_state import DeviceState
-from aquiline.engine.draft import Drafter
-from aquiline.engine.draft_inputs import DraftInputBuilder
+from aquiline.engine.draft import Drafter, grower_for
 from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.finish import abort
 from aquiline.engine.host_view import accepted_runs, tree_traces
@@ -97,8 +96,8 @@ class Engine:
         self._drafter: Drafter | None = None
         if self._draft is not None:
             self.features = FeatureStore(layout.num_blocks, layout.block_size, self._draft.config.feature_size, memory)
-            draft_builder = DraftInputBuilder(layout, self._builder)
-            self._drafter = Drafter(self._draft, self.pool, self.features, self._sampler, draft_builder)
+            grower = grower_for(self._draft, self.pool, self.features, self._sampler, self._builder)
+            self._drafter = Drafter(grower)
         sampling = SamplingState(layout.max_num_seqs, target.config.vocab_size, device)
         self._device = DeviceState(self.pool, self.features, sampling)
         self._checker = ConsistencyChecker(target, self._draft, CheckedState(self.pool, self.features, sampling))

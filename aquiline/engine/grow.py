@@ -11,7 +11,7 @@ from torch import Tensor
 from aquiline.engine.draft_inputs import DraftInputBuilder, PrefixView
 from aquiline.engine.sample import Proposal, Sampler
 from aquiline.engine.sampling_inputs import SamplingInputs
-from aquiline.engine.tree import DraftTree
+from aquiline.engine.tree import DraftTree, max_children
 from aquiline.kernels.reference.sampling import largest
 from aquiline.models.eagle import DraftStates
 from aquiline.models.interfaces import DraftModel
@@ -83,14 +83,13 @@ class GrowthContext:
     ) -> DraftTree:
         """The finished record, with nodes beyond a request's limit cut off."""
         is_valid = depths <= self.max_depths.unsqueeze(1)
-        max_children = max(shape.ranks) + 1 if isinstance(shape, StaticTree) else shape.topk
         return DraftTree(
             tokens=tokens,
             parents=torch.where(is_valid, parents, -1),
             depths=depths,
             is_valid=is_valid,
             max_depth=shape.depth,
-            max_children=max_children,
+            max_children=max_children(shape),
             draft_log_probs=draft_log_probs,
             draft_to_target_ids=self.model.draft_to_target_ids,
         )

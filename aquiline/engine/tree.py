@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from aquiline.speculation import StaticTree, TreeShape
+
 
 @dataclass(frozen=True)
 class DraftTree:
@@ -38,3 +40,8 @@ class DraftTree:
     @property
     def num_nodes(self) -> int:
         return self.tokens.shape[1]
+
+
+def max_children(shape: TreeShape) -> int:
+    """Most children of one node of a shape."""
+    return max(shape.ranks) + 1 if isinstance(shape, StaticTree) else shape.topk

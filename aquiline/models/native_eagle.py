@@ -11,7 +11,7 @@ from torch import Tensor
 from aquiline.errors import UnsupportedFeatureError
 from aquiline.kernels.cpu.extension import native
 from aquiline.kernels.cpu.forward import check_tensor
-from aquiline.kernels.cpu.packed import PackedLinear, Threads
+from aquiline.kernels.cpu.packed import PackedLinear
 from aquiline.models.eagle import DraftStates
 from aquiline.models.kv_layer import KVLayer
 from aquiline.models.llama import ForwardRows
@@ -32,17 +32,19 @@ class NativeEagle:
         embedding: its own rows, or the target's.
         head: the packed matrix from hidden states to logits over the draft vocabulary.
         num_bytes: memory that the draft's own packed weights take.
+        handle: the extension module's part of it.
+        inputs: makes what the extension module takes of rows and memory.
     """
 
-    def __init__(self, config: EagleConfig, embedding: EmbeddingRows, head: PackedLinear, threads: Threads) -> None:
+    def __init__(self, config: EagleConfig, embedding: EmbeddingRows, head: PackedLinear, target: NativeLlama) -> None:
         self.config = config
         self.draft_to_target_ids: Tensor
         self.embedding = embedding
         self.head = head
-        self.threads = threads
+        self.threads = target.threads
         self.num_bytes = 0
-        self._inputs = NativeInputs(config.layers)
-        self._native: _native.EagleForward
+        self.inputs = NativeInputs(config.layers)
+        self.handle: _native.EagleForward
 
     @classmethod
     def pack(
@@ -52,7 +54,7 @@ class NativeEagle:
 
         Args:
             tensors: as `aquiline.models.loading.load_draft` names them, float32 or bfloat16.
-            quantization: as for `NativeLlama.pack`; `auto` is bfloat16.
+            quantization: `none` packs bfloat16, `int8` and `int4` quantise, `auto` is int8.
 
         Raises:
             UnsupportedFeatureError: an EAGLE-1 head, or no native kernels.
@@ -60,12 +62,13 @@ class NativeEagle:
         """
         if config.kind != "eagle3":
             raise UnsupportedFeatureError("native kernels run EAGLE-3 heads; an EAGLE-1 head runs on those of PyTorch")
-        packer = WeightPacker(tensors, kind_of(quantization), target.threads)
+        kind = kind_of("int8" if quantization == "auto" else quantization)
+        packer = WeightPacker(tensors, kind, target.threads)
         embedding = packer.embedding("embed_tokens") if config.has_own_embedding else target.embedding
         head = packer.matrices("lm_head")[0] if config.has_own_head else target.head
-        model = cls(config, embedding, head, target.threads)
+        model = cls(config, embedding, head, target)
         model.draft_to_target_ids = tensors["draft_to_target_ids"]
-        model._native = native().EagleForward(
+        model.handle = native().EagleForward(
             target.threads.handle, layer_shape(config.layers), embedding.handle, _weights(config, packer)
         )
         model.num_bytes = packer.num_bytes
@@ -76,7 +79,7 @@ class NativeEagle:
         check_tensor(features, "features", FLOATS, (None, self.config.feature_size))
         combined = torch.empty((features.shape[0], self.config.layers.hidden_size))
         is_bfloat16 = features.dtype == torch.bfloat16
-        self._native.combine_features(features.data_ptr(), is_bfloat16, features.shape[0], combined.data_ptr())
+        self.handle.combine_features(features.data_ptr(), is_bfloat16, features.shape[0], combined.data_ptr())
         return combined
 
     def forward(self, rows: ForwardRows, hidden_states: Tensor, memory: Sequence[KVLayer]) -> DraftStates:
@@ -86,17 +89,17 @@ class NativeEagle:
             hidden_states: combined features, or `DraftStates.hidden_states` of the parent row; float32
                 [num_rows, hidden].
         """
-        step = self._inputs.step(rows, memory)
+        step = self.inputs.step(rows, memory)
         shape = (step.num_rows, self.config.layers.hidden_size)
         token_ids, hidden_states = rows.token_ids.contiguous(), hidden_states.contiguous()
         check_tensor(token_ids, "token_ids", (torch.int64,), (step.num_rows,))
         check_tensor(hidden_states, "hidden_states", (torch.float32,), shape)
         head_inputs, next_hidden_states = torch.empty(shape), torch.empty(shape)
-        self._native.run(
+        self.handle.run(
             token_ids.data_ptr(),
             hidden_states.data_ptr(),
             step.handle,
-            self._inputs.memory(memory).handle,
+            self.inputs.memory(memory).handle,
             head_inputs.data_ptr(),
             next_hidden_states.data_ptr(),
         )

@@ -180,8 +180,8 @@ def test_a_prefix_left_by_a_plain_request_is_never_read_by_the_draft(kind: str) 
 def test_trees_are_made_of_numbers(mode: str, kind: str) -> None:
     """A draft that reads poison proposes by NaN scores: its children then do not depend on what it reads."""
     engine = make_engine(TinySettings(mode), kind)
-    assert engine._drafter is not None
-    propose = engine._drafter._model.logits
+    assert engine._draft is not None
+    propose = engine._draft.logits
     num_rows = 0
 
     def checked(head_inputs: torch.Tensor) -> torch.Tensor:
@@ -192,6 +192,6 @@ def test_trees_are_made_of_numbers(mode: str, kind: str) -> None:
         return logits
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine._drafter._model, "logits", checked)
+        patch.setattr(engine._draft, "logits", checked)
         run_jobs(engine, [Job(random_prompt(7 + i), PENALISED) for i in range(3)])
     assert num_rows > 50

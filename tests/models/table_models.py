@@ -56,6 +56,11 @@ EAGLE3 = EagleConfig("eagle3", replace(TARGET, num_layers=1), NUM_CODES, HIDDEN,
 
 
 def table_target(confidence: float = 12.0, for_eagle1: bool = False) -> LlamaModel:
+    """The target, as a reference model."""
+    return LlamaModel(TARGET, target_tensors(confidence), () if for_eagle1 else AUX_LAYER_IDS)
+
+
+def target_tensors(confidence: float = 12.0) -> dict[str, Tensor]:
     """The target. Attention looks back in layer 0 and at itself in layer 1; the MLP works in layer 2.
 
     Args:
@@ -78,7 +83,7 @@ def table_target(confidence: float = 12.0, for_eagle1: bool = False) -> LlamaMod
     head = tensors["lm_head.weight"]
     head[USED_IDS, ANSWER] = confidence * torch.eye(NUM_CODES)
     head[USED_IDS - 1, CONSTANT] = -100.0
-    return LlamaModel(TARGET, tensors, () if for_eagle1 else AUX_LAYER_IDS)
+    return tensors
 
 
 def eagle1_copy(target: LlamaModel) -> EagleModel:
@@ -101,6 +106,11 @@ def eagle1_copy(target: LlamaModel) -> EagleModel:
 
 
 def eagle3_copy(target: LlamaModel) -> EagleModel:
+    """An EAGLE-3 head, as a reference model."""
+    return EagleModel(EAGLE3, eagle3_tensors(target.head), target.embedding, target.head)
+
+
+def eagle3_tensors(target_head: Tensor) -> dict[str, Tensor]:
     """An EAGLE-3 head: the residual stream starts as the feature, so attention on itself takes the old codes out.
 
     fc takes LAST and BEFORE from the lowest captured layer, EARLIER from the middle one, ANSWER from the highest. Only
@@ -123,9 +133,9 @@ def eagle3_copy(target: LlamaModel) -> EagleModel:
     _write(tensors, prefix, head=0, first_value=NUM_CODES, goal=BEFORE)
     _look_up(tensors, "layers.0.mlp.", torch.eye(NUM_CODES))
     tensors["norm.weight"] /= _norm_factor(5)
-    tensors["lm_head.weight"] = target.head[USED_IDS]
+    tensors["lm_head.weight"] = target_head[USED_IDS]
     tensors["draft_to_target_ids"] = USED_IDS
-    return EagleModel(EAGLE3, tensors, target.embedding, target.head)
+    return tensors
 
 
 def table() -> Tensor:

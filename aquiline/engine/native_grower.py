@@ -1,0 +1,111 @@
+"""Growing draft trees on native kernels: one call a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from aquiline.engine.feature_store import FeatureStore
+from aquiline.engine.kv_pool import KVPool
+from aquiline.engine.tree import DraftTree, max_children
+from aquiline.engine.tree_grower import DraftWork
+from aquiline.kernels.cpu.extension import native
+from aquiline.models.native_eagle import NativeEagle
+from aquiline.models.native_growth import NativeGrowth
+from aquiline.speculation import StaticTree
+
+if TYPE_CHECKING:
+    from aquiline.kernels.cpu import _native
+
+MAX_KEPT_SHAPES = 64
+
+
+@dataclass(frozen=True)
+class _NodePlaces:
+    """Where the nodes of a step's trees stand."""
+
+    parents: Tensor  # [num_trees, num_nodes]
+    depths: Tensor  # [num_trees, num_nodes]
+    is_valid: Tensor  # [num_trees, num_nodes]
+
+    @classmethod
+    def of(cls, parents: Tensor, depths: Tensor) -> _NodePlaces:
+        return cls(parents, depths, torch.ones_like(depths, dtype=torch.bool))
+
+    def cut(self, max_depths: list[int]) -> _NodePlaces:
+        """The same without the nodes below each request's limit."""
+        is_valid = self.depths <= torch.tensor(max_depths).unsqueeze(1)
+        return _NodePlaces(self.parents.where(is_valid, -1), self.depths, is_valid)
+
+
+class NativeGrower:
+    """Grows trees under the keyed rule.
+
+    Args:
+        features: where the target's features of newly committed tokens wait.
+    """
+
+    def __init__(self, model: NativeEagle, pool: KVPool, features: FeatureStore) -> None:
+        self._features = features
+        layout, module = pool.layout, native()
+        self._new_shape = module.StaticTree
+        regions = module.SlotRegions(layout.num_blocks, layout.block_size, layout.max_num_seqs, layout.scratch_per_row)
+        self._growth = NativeGrowth(model, regions, pool.draft_layers)
+        self._shapes: dict[StaticTree, _native.StaticTree] = {}
+        self._places: dict[tuple[StaticTree, int], _NodePlaces] = {}
+
+    def run(self, work: DraftWork) -> DraftTree | None:
+        """See `TreeGrower`."""
+        features = self._features.take([scheduled.request.row for scheduled in work.behind])
+        batch = self._growth.new_batch(features)
+        for scheduled in work.behind:
+            request, first = scheduled.request, scheduled.request.num_draft_rows + 1
+            batch.add(
+                request.block_ids,
+                request.num_draft_rows,
+                request.token_ids[first : request.num_computed_tokens + 1],
+                request.row,
+                scheduled.max_draft_depth,
+            )
+        shape, sampling = work.shape, self._growth.prepared(work.sampling)
+        if isinstance(shape, StaticTree):
+            tokens = self._growth.grow_static(batch, sampling, self._native_shape(shape))
+            places = self._static_places(shape, work.num_trees)
+        else:
+            grown = self._growth.grow_dynamic(batch, sampling, shape)
+            tokens, places = grown.tokens, _NodePlaces.of(grown.parents, grown.depths)
+        return self._tree(work, tokens, places) if work.num_trees else None
+
+    def _tree(self, work: DraftWork, tokens: Tensor, places: _NodePlaces) -> DraftTree:
+        shape = work.shape
+        max_depths = [scheduled.max_draft_depth for scheduled in work.tree_requests]
+        if min(max_depths) < shape.depth:
+            places = places.cut(max_depths)
+        return DraftTree(
+            tokens=tokens,
+            parents=places.parents,
+            depths=places.depths,
+            is_valid=places.is_valid,
+            max_depth=shape.depth,
+            max_children=max_children(shape),
+            draft_to_target_ids=self._growth.draft_to_target_ids,
+        )
+
+    def _native_shape(self, shape: StaticTree) -> _native.StaticTree:
+        if shape not in self._shapes:
+            if len(self._shapes) == MAX_KEPT_SHAPES:
+                self._shapes.clear()
+            self._shapes[shape] = self._new_shape(list(shape.parents), list(shape.ranks))
+        return self._shapes[shape]
+
+    def _static_places(self, shape: StaticTree, num_trees: int) -> _NodePlaces:
+        key = (shape, num_trees)
+        if key not in self._places:
+            if len(self._places) == MAX_KEPT_SHAPES:
+                self._places.clear()
+            parents, depths = torch.tensor(shape.parents), torch.tensor(shape.depths)
+            self._places[key] = _NodePlaces.of(parents.repeat(num_trees, 1), depths.repeat(num_trees, 1))
+        return self._places[key]
