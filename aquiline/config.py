@@ -115,6 +115,8 @@ class EngineConfig:
         quantization: of the target's weights on native kernels: `auto` keeps the precision of a GGUF file (Q8_0, Q4_0,
             Q4_1) and takes bfloat16 for every other matrix, `none` is bfloat16, `int8` and `int4` quantise in groups of
             32. On PyTorch weights are dense, and only `auto` and `none` are taken.
+        draft_quantization: likewise of the draft's weights; `auto` is `int8`. A draft decides how many tokens a step
+            commits, never which, so this trades acceptance against the time of a draft.
         check_consistency: after every step recompute each request from scratch and compare all states (slow).
         poison_memory: fill unwritten cache, padding and scratch with NaN, so that a leak cannot hide (tests).
     """
@@ -122,6 +124,7 @@ class EngineConfig:
     dtype: Dtype = "bfloat16"
     backend: Backend = "auto"
     quantization: Quantization = "auto"
+    draft_quantization: Quantization = "auto"
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
@@ -133,8 +136,9 @@ class EngineConfig:
             raise InvalidParameterError(f"dtype is {self.dtype!r}; it must be float32 or bfloat16")
         if self.backend not in get_args(Backend):
             raise InvalidParameterError(f"backend is {self.backend!r}; it must be auto, cpu or pytorch")
-        if self.quantization not in get_args(Quantization):
-            raise InvalidParameterError(f"quantization is {self.quantization!r}; it must be auto, none, int8 or int4")
+        for name in ("quantization", "draft_quantization"):
+            if getattr(self, name) not in get_args(Quantization):
+                raise InvalidParameterError(f"{name} is {getattr(self, name)!r}; it must be auto, none, int8 or int4")
         parts = (("cache", CacheConfig), ("scheduler", SchedulerConfig), ("speculative", SpeculativeConfig))
         for name, kind in parts:
             if not isinstance(getattr(self, name), kind):

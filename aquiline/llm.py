@@ -78,6 +78,7 @@ class LLM:
             dtype=DTYPES[self.config.dtype],
             backend=self.config.backend,
             quantization=self.config.quantization,
+            draft_quantization=self.config.draft_quantization,
             num_threads=num_threads or DEFAULT_NUM_THREADS,
         )
         models = assemble_models(path, draft_path, settings)
@@ -101,7 +102,7 @@ class LLM:
             InvalidParameterError: settings that do not fit the models, or that would load them in another way; a tree
                 where no draft was loaded.
         """
-        for name in ("dtype", "backend", "quantization"):
+        for name in ("dtype", "backend", "quantization", "draft_quantization"):
             if getattr(config, name) != getattr(self.config, name):
                 raise InvalidParameterError(f"{name} is settled when a model is loaded; load it again to change it")
         if config.speculative.mode.shape is not None and self._models.draft is None:

@@ -77,6 +77,8 @@ def test_unknown_words_are_refused() -> None:
         SpeculativeConfig(acceptance="typical")  # type: ignore[arg-type]
     with pytest.raises(InvalidParameterError, match="dtype is 'float16'; it must be float32 or bfloat16"):
         EngineConfig(dtype="float16")  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameterError, match="draft_quantization is 'q4'; it must be auto, none, int8 or int4"):
+        EngineConfig(draft_quantization="q4")  # type: ignore[arg-type]
     with pytest.raises(InvalidParameterError, match="quantization is 'q8'; it must be auto, none, int8 or int4"):
         EngineConfig(quantization="q8")  # type: ignore[arg-type]
 

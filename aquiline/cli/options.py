@@ -51,6 +51,7 @@ ENGINE_OPTIONS = (
     Option("--dtype", "dtype", "of KV, and on PyTorch of the model: float32 or bfloat16", str, "DTYPE"),
     Option("--backend", "backend", "kernels: auto, cpu or pytorch", str, "NAME"),
     Option("--quantization", "quantization", "of weights on native kernels: auto, none, int8 or int4", str, "KIND"),
+    Option("--draft-quantization", "draft_quantization", "the same of the draft's weights", str, "KIND"),
     Option("--batch-size", "max_num_seqs", "most requests that run together", integer, "N"),
     Option("--max-num-batched-tokens", "max_num_batched_tokens", "most target rows in one step", integer, "N"),
     Option("--max-model-len", "max_model_len", "most tokens of a request, prompt and output", integer, "N"),

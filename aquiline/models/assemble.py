@@ -35,7 +35,7 @@ class ModelSettings:
 
     Attributes:
         backend: `cpu` is the native kernels, `pytorch` the reference; `auto` takes the native ones where they fit.
-        quantization: of weights on native kernels.
+        quantization, draft_quantization: of the weights of target and draft on native kernels.
         num_threads: of native kernels.
     """
 
@@ -43,6 +43,7 @@ class ModelSettings:
     backend: Backend
     quantization: Quantization
     num_threads: int
+    draft_quantization: Quantization = "auto"
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,19 @@ def _assemble(target: LoadedTarget, draft: LoadedDraft | None, settings: ModelSe
     if settings.backend == "cpu" and obstacle is not None:
         raise UnsupportedFeatureError(f"--backend is 'cpu', and {obstacle}; use --backend pytorch")
     if settings.backend == "pytorch" or obstacle is not None:
-        if settings.quantization != "auto" and settings.quantization != "none":
-            reason = "runs on PyTorch" if obstacle is None else f"runs on PyTorch because {obstacle}"
-            raise InvalidParameterError(
-                f"--quantization is {settings.quantization!r}, but this model {reason}, which has no quantised weights"
-            )
+        _refuse_quantisation(settings, obstacle)
         return _on_pytorch(target, draft)
     return _on_native_kernels(target, draft, settings)
+
+
+def _refuse_quantisation(settings: ModelSettings, obstacle: str | None) -> None:
+    asked = {"--quantization": settings.quantization, "--draft-quantization": settings.draft_quantization}
+    reason = "runs on PyTorch" if obstacle is None else f"runs on PyTorch because {obstacle}"
+    for option, value in asked.items():
+        if value not in ("auto", "none"):
+            raise InvalidParameterError(
+                f"{option} is {value!r}, but this model {reason}, which has no quantised weights; use auto or none"
+            )
 
 
 def _obstacle(target: LlamaConfig, draft: LoadedDraft | None, settings: ModelSettings) -> str | None:
@@ -127,4 +134,5 @@ def _on_native_kernels(loaded: LoadedTarget, draft: LoadedDraft | None, settings
     )
     if draft is None:
         return AssembledModels(target, None, "cpu")
-    return AssembledModels(target, NativeEagle.pack(draft.config, draft.tensors, target), "cpu")
+    eagle = NativeEagle.pack(draft.config, draft.tensors, target, settings.draft_quantization)
+    return AssembledModels(target, eagle, "cpu")

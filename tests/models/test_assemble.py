@@ -71,8 +71,23 @@ def test_missing_kernels_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_quantised_weights_need_native_kernels(folder: Path) -> None:
-    with pytest.raises(InvalidParameterError, match="int8"):
-        assemble_models(folder / "target", None, replace(SETTINGS, backend="pytorch", quantization="int8"))
+    for name in ("quantization", "draft_quantization"):
+        settings = replace(SETTINGS, backend="pytorch", **{name: "int8"})  # type: ignore[arg-type]
+        with pytest.raises(InvalidParameterError, match=f"--{name.replace('_', '-')} is 'int8'"):
+            assemble_models(folder / "target", folder / "draft", settings)
+
+
+@needs_native
+def test_the_draft_is_packed_as_asked(folder: Path) -> None:
+    sizes = []
+    for quantization in ("none", "int8", "int4"):
+        settings = replace(SETTINGS, draft_quantization=quantization)
+        draft = assemble_models(folder / "target", folder / "draft", settings).draft
+        assert isinstance(draft, NativeEagle)
+        sizes.append(draft.num_bytes)
+    automatic = assemble_models(folder / "target", folder / "draft", SETTINGS).draft
+    assert sizes[0] > sizes[1] > sizes[2]
+    assert isinstance(automatic, NativeEagle) and automatic.num_bytes == sizes[1]
 
 
 @needs_native
