@@ -12,11 +12,15 @@ from aquiline.benchmark.python_engines import PREFILL_TOKENS, Workload
 LLAMA_CPP = "llama.cpp"
 REPETITIONS = 3
 CONTEXT_STEP = 256
+FLASH_ATTENTION = ("auto", "on", "off")
 
 
-def single_programs(bench: Path, file: Path, workload: Workload) -> list[Program]:
+def single_programs(bench: Path, file: Path, workload: Workload, flash_attention: str) -> list[Program]:
     """`llama-bench`: prefill, and, where batch size 1 is asked for, decoding from a context as long as a prompt."""
-    common = (str(bench), "-m", str(file), "-t", str(workload.num_threads), "-r", str(REPETITIONS), "-o", "jsonl")
+    common = (
+        *(str(bench), "-m", str(file), "-t", str(workload.num_threads), "-fa", flash_attention),
+        *("-r", str(REPETITIONS), "-o", "jsonl"),
+    )
     prefill = (*common, "-p", str(PREFILL_TOKENS), "-n", "0")
     programs = [Program(LLAMA_CPP, file.name, prefill, parse_bench)]
     if 1 in workload.batch_sizes:
@@ -26,12 +30,15 @@ def single_programs(bench: Path, file: Path, workload: Workload) -> list[Program
     return programs
 
 
-def batched_program(bench: Path, file: Path, workload: Workload, batch_sizes: tuple[int, ...]) -> Program:
+def batched_program(
+    bench: Path, file: Path, workload: Workload, batch_sizes: tuple[int, ...], flash_attention: str
+) -> Program:
     """`llama-batched-bench`: every request has a prompt of the mean length and a cache that holds all it decodes."""
     num_tokens = workload.mean_prompt_tokens + workload.max_tokens
     context = max(batch_sizes) * CONTEXT_STEP * -(-num_tokens // CONTEXT_STEP)
     command = (
         *(str(bench), "-m", str(file), "-t", str(workload.num_threads), "-c", str(context)),
+        *("-fa", flash_attention),
         *("-npp", str(workload.mean_prompt_tokens), "-ntg", str(workload.max_tokens)),
         *("-npl", ",".join(map(str, batch_sizes)), "--output-format", "jsonl"),
     )

@@ -47,6 +47,7 @@ class PeerSettings:
     workload: Workload
     llama_bench: Path | None
     llama_batched_bench: Path | None
+    llama_flash_attention: str
     vllm_python: Path | None
     vllm_model: Path | None
     num_rounds: int
@@ -72,6 +73,12 @@ def add_command(kinds: argparse._SubParsersAction[Any]) -> None:
     peers = parser.add_argument_group("peers")
     peers.add_argument("--llama-bench", type=Path, metavar="PATH", help="llama.cpp's program for one request")
     peers.add_argument("--llama-batched-bench", type=Path, metavar="PATH", help="llama.cpp's program for batches")
+    peers.add_argument(
+        "--llama-flash-attention",
+        choices=llama_cpp.FLASH_ATTENTION,
+        default="auto",
+        help="its attention kernel; take the faster one (default auto)",
+    )
     peers.add_argument("--vllm-python", type=Path, metavar="PATH", help="an interpreter that can import vllm")
     peers.add_argument("--vllm-model", type=Path, metavar="DIR", help="the model as a Hugging Face folder")
     work = parser.add_argument_group("work")
@@ -109,6 +116,7 @@ def check_arguments(args: argparse.Namespace) -> PeerSettings:
         workload=_workload(args, files[0]),
         llama_bench=_absolute(args.llama_bench),
         llama_batched_bench=_absolute(args.llama_batched_bench),
+        llama_flash_attention=args.llama_flash_attention,
         vllm_python=_absolute(args.vllm_python),
         vllm_model=_absolute(args.vllm_model),
         num_rounds=_in_range("--rounds", args.rounds, 1, MAX_ROUNDS),
@@ -158,9 +166,10 @@ def programs_of(settings: PeerSettings) -> list[Program]:
     batched_sizes = tuple(size for size in workload.batch_sizes if size > 1 or settings.llama_bench is None)
     for file in settings.files:
         if settings.llama_bench is not None:
-            programs += llama_cpp.single_programs(settings.llama_bench, file, workload)
+            programs += llama_cpp.single_programs(settings.llama_bench, file, workload, settings.llama_flash_attention)
         if settings.llama_batched_bench is not None and batched_sizes:
-            programs.append(llama_cpp.batched_program(settings.llama_batched_bench, file, workload, batched_sizes))
+            bench, attention = settings.llama_batched_bench, settings.llama_flash_attention
+            programs.append(llama_cpp.batched_program(bench, file, workload, batched_sizes, attention))
     if settings.vllm_python is not None and settings.vllm_model is not None:
         programs.append(vllm_program(settings.vllm_python, settings.vllm_model, workload))
     return programs

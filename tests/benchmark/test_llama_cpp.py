@@ -28,23 +28,23 @@ def options_of(command: tuple[str, ...]) -> dict[str, str]:
 
 
 def test_bench_is_asked_for_a_prompt_and_for_tokens_behind_a_prompt() -> None:
-    prefill, decode = single_programs(Path("bin/llama-bench"), Path("models/a.gguf"), WORKLOAD)
+    prefill, decode = single_programs(Path("bin/llama-bench"), Path("models/a.gguf"), WORKLOAD, "off")
     assert prefill.command[0] == "bin/llama-bench"
     assert (prefill.engine, prefill.file) == ("llama.cpp", "a.gguf")
     assert options_of(prefill.command).items() >= {"-m": "models/a.gguf", "-p": "512", "-n": "0", "-t": "2"}.items()
     assert "-d" not in prefill.command
-    assert options_of(decode.command).items() >= {"-p": "0", "-n": "128", "-d": "100", "-o": "jsonl"}.items()
+    assert options_of(decode.command).items() >= {"-p": "0", "-n": "128", "-d": "100", "-fa": "off"}.items()
 
 
 def test_bench_decodes_only_where_one_request_is_asked_for() -> None:
     workload = Workload(WORKLOAD.prompts, (4,), 128, 2)
-    (prefill,) = single_programs(Path("llama-bench"), Path("a.gguf"), workload)
+    (prefill,) = single_programs(Path("llama-bench"), Path("a.gguf"), workload, "on")
     assert options_of(prefill.command)["-p"] == "512"
 
 
 def test_the_batched_program_has_room_for_every_request() -> None:
-    program = batched_program(Path("llama-batched-bench"), Path("a.gguf"), WORKLOAD, (4, 16))
-    wanted = {"-npp": "100", "-ntg": "128", "-npl": "4,16", "-c": str(16 * 256), "-t": "2"}
+    program = batched_program(Path("llama-batched-bench"), Path("a.gguf"), WORKLOAD, (4, 16), "on")
+    wanted = {"-npp": "100", "-ntg": "128", "-npl": "4,16", "-c": str(16 * 256), "-t": "2", "-fa": "on"}
     assert options_of(program.command).items() >= wanted.items()
     output = program.parse(batched_line(4, 300.0) + "\n" + batched_line(16, 500.0))
     assert output.readings == (Reading("decode", 4, "off", 300.0), Reading("decode", 16, "off", 500.0))

@@ -145,6 +145,7 @@ def test_the_batched_program_measures_one_request_where_it_is_alone(
         pytest.param([*LLAMA, "--batch-sizes", "0"], "max_num_seqs is 0", id="batch-size"),
         pytest.param([*LLAMA, "--max-tokens", "1"], "--max-tokens is 1; decoding is timed", id="tokens"),
         pytest.param([*LLAMA, "--rounds", "0"], "--rounds is 0; it must be an integer from 1", id="rounds"),
+        pytest.param([*LLAMA, "--llama-flash-attention", "no"], "argument --llama-flash", id="attention"),
         pytest.param([*LLAMA, "--threads", "0"], "--threads is 0; it must be", id="threads"),
         pytest.param([*LLAMA, "--threads", "1000"], "--threads is 1000 and", id="more-threads-than-cores"),
     ],
