@@ -11,13 +11,16 @@ from typing import Any
 import torch
 
 from aquiline.config import EngineConfig
+from aquiline.cores import default_num_threads
 from aquiline.engine.engine import Engine, EngineModels
 from aquiline.engine.outputs import SampleGroup
 from aquiline.engine.sizing import DTYPES
 from aquiline.engine.trace import TreeTrace
 from aquiline.errors import InvalidParameterError, ModelNotFoundError, PromptError
+from aquiline.kernels.cpu.packed import MAX_THREADS
 from aquiline.model_store import KNOWN_MODELS, resolve_model
 from aquiline.models.assemble import ModelSettings, assemble_models
+from aquiline.models.load_progress import LoadCallback
 from aquiline.request import RequestOutput, SamplingParams
 from aquiline.shipped_drafts import shipped_draft
 from aquiline.tokenizer import Tokenizer
@@ -25,8 +28,6 @@ from aquiline.tokenizer import Tokenizer
 __all__ = ["LLM", "Conversation", "Message", "OutputCallback", "Prompt", "TraceCallback", "TreeTrace"]
 
 Message = Mapping[str, Any]
-# As many as PyTorch chose for this machine, before any model asked for another number.
-DEFAULT_NUM_THREADS = torch.get_num_threads()
 Conversation = Sequence[Message]
 Prompt = str | Sequence[int]
 OutputCallback = Callable[[int, RequestOutput], None]
@@ -43,9 +44,11 @@ class LLM:
         draft: a folder with a draft model; `auto` takes the one shipped for a known model, if any; None or `none`
             decodes plainly.
         config: settings of the engine.
-        num_threads: of the kernels; None: as many as PyTorch chose for this machine. The process's PyTorch is set to
-            that number, or to one where native kernels run beside it.
-
+        num_threads: of the kernels, 1 to 1024; None: as `OMP_NUM_THREADS` says, or else one for each physical core that
+            the process may use. The process's PyTorch is set to that number, or to one where native kernels run beside
+            it.
+        on_load_progress: called while weights are read and packed, after each tensor, with how many weights (numbers)
+            are done and of how many.
 
     Raises:
         UserError: a model that cannot be found, read or combined, or settings that do not fit it.
@@ -58,10 +61,17 @@ class LLM:
         draft: str | None = "auto",
         config: EngineConfig | None = None,
         num_threads: int | None = None,
+        on_load_progress: LoadCallback | None = None,
     ) -> None:
         self.config = EngineConfig() if config is None else config
         if not isinstance(self.config, EngineConfig):
             raise InvalidParameterError(f"config is {config!r}; it must be an EngineConfig")
+        if num_threads is None:
+            num_threads = default_num_threads()
+        if not isinstance(num_threads, int) or isinstance(num_threads, bool) or not 1 <= num_threads <= MAX_THREADS:
+            raise InvalidParameterError(
+                f"num_threads is {num_threads!r}; it must be an integer from 1 to {MAX_THREADS}, or None"
+            )
         path = resolve_model(model)
         mode = self.config.speculative.mode
         # A named draft has to exist even where nothing is drafted; the shipped one is looked for when it is needed.
@@ -79,9 +89,9 @@ class LLM:
             backend=self.config.backend,
             quantization=self.config.quantization,
             draft_quantization=self.config.draft_quantization,
-            num_threads=num_threads or DEFAULT_NUM_THREADS,
+            num_threads=num_threads,
         )
-        models = assemble_models(path, draft_path, settings)
+        models = assemble_models(path, draft_path, settings, on_load_progress)
         self.backend = models.backend
         # Beside the pool of the native kernels PyTorch gets one thread: two pools would wait for each other's cores.
         torch.set_num_threads(1 if self.backend == "cpu" else settings.num_threads)

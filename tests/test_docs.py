@@ -137,7 +137,7 @@ def test_the_settings_page_lists_every_option_once() -> None:
 def test_defaults_of_the_command_line_are_documented(heading: str) -> None:
     actions = generate_actions()
     wrong = {flag: default for flag, default, _ in rows(heading) if spelt(actions[flag].default) != default}
-    assert wrong == ({"--threads": "PyTorch's choice"} if heading == "Model and prompts" else {})
+    assert wrong == ({"--threads": "cores"} if heading == "Model and prompts" else {})
 
 
 @pytest.mark.parametrize(

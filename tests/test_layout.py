@@ -45,6 +45,7 @@ PUBLIC_NAMES = {
 RECORDS = {"errors", "config", "request", "speculation"}
 LAYERS = {
     "files": {"gguf_file"},
+    "machine": {"cores"},
     "text": {"tokenizer", "hf_tokenizer", "gguf_tokenizer", "tokenizer_parts", "chat_template", "token_bytes"},
     "store": {"model_store", "shipped_drafts"},
     "kernels": {"kernels"},
@@ -59,12 +60,13 @@ LAYERS = {
 BELOW: dict[str, set[str]] = {
     "records": set(),
     "files": {"records"},
+    "machine": {"records"},
     "text": {"records", "files"},
     "store": {"records"},
     "kernels": {"records"},
     "models": {"records", "files", "kernels"},
     "engine": {"records", "text", "kernels", "models"},
-    "llm": {"records", "text", "store", "kernels", "models", "engine"},
+    "llm": {"records", "machine", "text", "store", "kernels", "models", "engine"},
     "training": {"records", "text", "store", "kernels", "models", "engine", "llm"},
     "benchmark": {"records", "text", "store", "kernels", "models", "engine", "llm"},
     "server": {"records", "llm"},

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from aquiline.config import EngineConfig, SchedulerConfig, SpeculativeConfig
+from aquiline.cores import default_num_threads
 from aquiline.errors import (
     DraftMismatchError,
     InvalidParameterError,
@@ -19,7 +20,7 @@ from aquiline.errors import (
     PromptError,
     UserError,
 )
-from aquiline.llm import DEFAULT_NUM_THREADS, LLM, TreeTrace
+from aquiline.llm import LLM, TreeTrace
 from aquiline.models.model_config import LlamaConfig
 from aquiline.request import FinishReason, RequestOutput, SamplingParams
 from aquiline.speculation import parse_speculation
@@ -262,6 +263,18 @@ def test_the_number_of_threads_is_the_one_asked_for(folder: Path) -> None:
         LLM(str(folder / "target"), draft=None, config=config, num_threads=2)
         assert torch.get_num_threads() == 2
         LLM(str(folder / "target"), draft=None, config=config)
-        assert torch.get_num_threads() == DEFAULT_NUM_THREADS
+        assert torch.get_num_threads() == default_num_threads()
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("num_threads", [0, -1, 1025, 2.0, "2", True])
+def test_a_wrong_number_of_threads_is_refused(folder: Path, num_threads: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"num_threads is .* from 1 to 1024"):
+        LLM(str(folder / "target"), draft=None, num_threads=num_threads)
+
+
+def test_progress_of_loading_reaches_its_end(folder: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    LLM(str(folder / "target"), draft=None, on_load_progress=lambda done, total: calls.append((done, total)))
+    assert len(calls) > 1 and calls[-1][0] == calls[-1][1] > 0

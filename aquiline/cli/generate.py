@@ -23,6 +23,7 @@ from aquiline.cli.options import (
 from aquiline.cli.output import AnswerPrinter, JsonPrinter, Printer, StreamPrinter
 from aquiline.cli.parser import add_options
 from aquiline.cli.prompts import Prompt, read_prompts
+from aquiline.cli.waiting import AwaitedPrinter
 from aquiline.errors import InvalidParameterError
 from aquiline.request import RequestOutput, SamplingParams
 
@@ -66,10 +67,10 @@ def run(args: argparse.Namespace) -> None:
     """Answer the prompts that `args` names; everything is checked before the model is loaded."""
     settings = check_arguments(args)
     llm = open_llm(settings)
-    printer = make_printer(settings)
-    started = time.perf_counter()
-    outputs = answer(llm, settings, printer)
-    printer.close(outputs, time.perf_counter() - started)
+    with AwaitedPrinter(make_printer(settings), settings.is_json or settings.is_explained) as printer:
+        started = time.perf_counter()
+        outputs = answer(llm, settings, printer)
+        printer.close(outputs, time.perf_counter() - started)
 
 
 def check_arguments(args: argparse.Namespace) -> GenerateSettings:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from aquiline.cli.parser import integer
 from aquiline.cli.pull import shown_progress
+from aquiline.cli.waiting import loading_shown
 from aquiline.config import EngineConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.model_store import resolve_model
@@ -24,13 +25,15 @@ class ModelChoice:
 
     Attributes:
         draft: a folder, `auto` (the draft that belongs to the model, if there is one) or `none`.
-        num_threads: CPU threads of the kernels; None leaves the choice to PyTorch.
+        num_threads: CPU threads of the kernels; None: one for each core.
+        is_json: a program reads the output, so that nothing is drawn.
     """
 
     model: str
     draft: str
     config: EngineConfig
     num_threads: int | None
+    is_json: bool = False
 
 
 def add_model_options(group: argparse._ArgumentGroup) -> None:
@@ -44,14 +47,14 @@ def add_model_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--draft", default="auto", metavar="PATH", help="a draft folder, none, or auto: the model's own (default auto)"
     )
-    group.add_argument("--threads", type=integer, metavar="N", help="CPU threads (default: PyTorch's choice)")
+    group.add_argument("--threads", type=integer, metavar="N", help="CPU threads (default: physical cores)")
 
 
 def check_threads(num_threads: int | None) -> int | None:
     """The number of threads that was typed.
 
     Raises:
-        InvalidParameterError: not positive, or so many that PyTorch may fail to start them.
+        InvalidParameterError: not positive, or so many that the system may fail to start them.
     """
     if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
         raise InvalidParameterError(f"--threads is {num_threads}; it must be an integer from 1 to {MAX_THREADS}")
@@ -62,6 +65,13 @@ def open_llm(choice: ModelChoice) -> LLM:
     """Load the model; one that is not on disk is fetched first, and a wrong name is noticed before PyTorch loads."""
     with shown_progress() as show:
         resolve_model(choice.model, show)
-    from aquiline.llm import LLM
+    with loading_shown(choice.is_json) as show_weights:
+        from aquiline.llm import LLM
 
-    return LLM(choice.model, draft=choice.draft, config=choice.config, num_threads=choice.num_threads)
+        return LLM(
+            choice.model,
+            draft=choice.draft,
+            config=choice.config,
+            num_threads=choice.num_threads,
+            on_load_progress=show_weights,
+        )

@@ -120,6 +120,7 @@ def describe(index: int, output: RequestOutput, completion: CompletionOutput) ->
         "text": completion.text,
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
         "num_prompt_tokens": len(output.prompt_token_ids),
         "num_committed_tokens": speculation.num_committed_tokens,
         "num_verify_steps": speculation.num_verify_steps,

@@ -84,3 +84,12 @@ def test_text_that_the_terminal_lacks_becomes_question_marks() -> None:
     write(stream, "an 🦅\n")
     stream.seek(0)
     assert stream.read() == "an ?\n"
+
+
+@pytest.mark.parametrize("reason", [None, 7, "END"])
+def test_json_tells_what_ended_an_answer(reason: int | str | None) -> None:
+    finished = output("answer")
+    ended = dataclasses.replace(finished.outputs[0], stop_reason=reason)
+    stream = io.StringIO()
+    JsonPrinter(stream, num_samples=1).update(0, dataclasses.replace(finished, outputs=(ended,)))
+    assert json.loads(stream.getvalue())["stop_reason"] == reason

@@ -1,0 +1,59 @@
+"""Signs of life on standard error, where that is a terminal, while there is nothing to print yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from aquiline.cli.output import Printer
+from aquiline.request import RequestOutput
+
+LoadCallback = Callable[[int, int], None]
+"""Called with how many weights are packed, and of how many."""
+
+
+@contextmanager
+def loading_shown(is_hidden: bool) -> Iterator[LoadCallback]:
+    """A callback that draws how many weights are packed; until it is called first, a bar moves to and fro."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True, disable=is_hidden or not console.is_terminal) as progress:
+        task = progress.add_task("loading", total=None)
+
+        def show(num_done: int, num_total: int) -> None:
+            progress.update(task, description="packing weights", completed=num_done, total=num_total)
+
+        yield show
+
+
+class AwaitedPrinter:
+    """A printer of which a moving line tells that it waits, from `with` on until it has something to print."""
+
+    def __init__(self, printer: Printer, is_hidden: bool) -> None:
+        self._printer = printer
+        console = Console(stderr=True)
+        self._line = None if is_hidden or not console.is_terminal else console.status("reading the prompt")
+
+    def __enter__(self) -> AwaitedPrinter:
+        if self._line is not None:
+            self._line.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._end_waiting()
+
+    def update(self, index: int, output: RequestOutput) -> None:
+        self._end_waiting()
+        self._printer.update(index, output)
+
+    def close(self, outputs: Sequence[RequestOutput], elapsed_seconds: float) -> None:
+        self._end_waiting()
+        self._printer.close(outputs, elapsed_seconds)
+
+    def _end_waiting(self) -> None:
+        if self._line is not None:
+            self._line.stop()
+            self._line = None
