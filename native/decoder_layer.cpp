@@ -47,7 +47,12 @@ DecoderLayer::DecoderLayer(const LayerShape& shape, LayerWeights weights, int in
     check_size(weights_.down.out_features(), shape.hidden_size, "outputs of the down projection");
     check_size(static_cast<std::int64_t>(weights_.post_attention_norm.size()), shape.hidden_size,
                "size of the post-attention norm");
+    if (weights_.input_norm.empty()) return;
     check_size(static_cast<std::int64_t>(weights_.input_norm.size()), shape.hidden_size, "size of the input norm");
+}
+
+void DecoderLayer::require_input_norm() const {
+    if (weights_.input_norm.empty()) throw std::invalid_argument("this layer must have an input norm");
 }
 
 void DecoderLayer::run(const LayerContext& context, const RowMatrix& hidden, const KVMemory& memory) const {
@@ -130,6 +135,7 @@ void normalise_rows(const LayerContext& context, const RowMatrix& hidden, const 
     const int width = hidden.width();
     input.resize(stack, context.step.num_rows);
     for_rows(context.threads, context.step.num_rows, width, [&](int row) {
+        if (weight.empty()) return input.set_row(row, hidden.row(row));
         float* normalised = row_of_this_thread(width);
         context.kernels.rms_norm(hidden.row(row), weight.data(), epsilon, width, normalised);
         input.set_row(row, normalised);

@@ -25,7 +25,7 @@ struct LayerWeights {
     LinearStack output;
     LinearStack gate_up;
     LinearStack down;
-    std::vector<float> input_norm;
+    std::vector<float> input_norm;  // empty: attention reads the rows as they are
     std::vector<float> post_attention_norm;
 };
 
@@ -45,6 +45,9 @@ public:
 
     const LayerWeights& weights() const { return weights_; }
 
+    // Throws std::invalid_argument if the layer has none.
+    void require_input_norm() const;
+
     // hidden += attention(norm(hidden)), hidden += mlp(norm(hidden)); hidden [num_rows, hidden_size].
     void run(const LayerContext& context, const RowMatrix& hidden, const KVMemory& memory) const;
 
@@ -63,7 +66,7 @@ private:
     LayerWeights weights_;
 };
 
-// input[row] = norm(hidden[row]) for every row, in the form that `stack` reads.
+// input[row] = norm(hidden[row]) for every row, in the form that `stack` reads; without weights the row itself.
 void normalise_rows(const LayerContext& context, const RowMatrix& hidden, const std::vector<float>& weight,
                     float epsilon, const LinearStack& stack, StackInput& input);
 

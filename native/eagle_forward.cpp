@@ -28,6 +28,7 @@ EagleForward::EagleForward(std::shared_ptr<ThreadPool> threads, const LayerShape
     for (LayerWeights& layer : weights_.layers) {
         const int input_width = layers_.empty() ? 2 * shape.hidden_size : shape.hidden_size;
         layers_.emplace_back(shape, std::move(layer), input_width);
+        layers_.back().require_input_norm();
     }
     weights_.layers.clear();
 }

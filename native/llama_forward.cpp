@@ -19,7 +19,10 @@ LlamaForward::LlamaForward(std::shared_ptr<ThreadPool> threads, const LayerShape
         throw std::invalid_argument("embedding and final norm must be as wide as the hidden states");
     }
     layers_.reserve(layers.size());
-    for (LayerWeights& weights : layers) layers_.emplace_back(shape, std::move(weights), shape.hidden_size);
+    for (LayerWeights& weights : layers) {
+        layers_.emplace_back(shape, std::move(weights), shape.hidden_size);
+        layers_.back().require_input_norm();
+    }
 }
 
 void LlamaForward::run(const std::int64_t* token_ids, const StepRows& step, const std::vector<KVMemory>& memory,

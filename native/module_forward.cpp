@@ -11,6 +11,7 @@
 
 #include "bindings.h"
 #include "draft_forward.h"
+#include "eagle1_forward.h"
 #include "eagle_forward.h"
 #include "llama_forward.h"
 #include "memory_address.h"
@@ -37,7 +38,8 @@ LayerShape layer_shape(int num_heads, int num_kv_heads, int head_dim, int hidden
 LayerWeights layer_weights(const LinearStack& query_key_value, const LinearStack& output, const LinearStack& gate_up,
                            const LinearStack& down, Address input_norm, Address post_attention_norm) {
     const int width = output.out_features();
-    return {query_key_value, output, gate_up, down, copy_of(input_norm, width), copy_of(post_attention_norm, width)};
+    return {query_key_value, output, gate_up, down, copy_of(input_norm, input_norm == 0 ? 0 : width),
+            copy_of(post_attention_norm, width)};
 }
 
 EmbeddingTable plain_embedding(Address rows, bool is_bfloat16, std::int64_t num_tokens, int width) {
@@ -105,6 +107,12 @@ void run_llama(LlamaForward& self, Address token_ids, const StepRows& step, cons
 std::unique_ptr<EagleForward> new_eagle(std::shared_ptr<ThreadPool> threads, const LayerShape& shape,
                                         const EmbeddingTable& embedding, EagleWeights weights) {
     return std::make_unique<EagleForward>(std::move(threads), shape, embedding, std::move(weights));
+}
+
+std::unique_ptr<Eagle1Forward> new_eagle1(std::shared_ptr<ThreadPool> threads, const LayerShape& shape,
+                                          const EmbeddingTable& embedding, const LinearStack& combine,
+                                          std::vector<LayerWeights> layers) {
+    return std::make_unique<Eagle1Forward>(std::move(threads), shape, embedding, combine, std::move(layers));
 }
 
 EagleWeights eagle_weights(const LinearStack& combine, const std::vector<Address>& feature_norms,
@@ -197,6 +205,8 @@ void bind_forward(nb::module_& module) {
              "next_hidden_states"_a, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<EagleForward, DraftForward>(module, "EagleForward")
         .def(nb::new_(&new_eagle), "threads"_a, "shape"_a, "embedding"_a, "weights"_a);
+    nb::class_<Eagle1Forward, DraftForward>(module, "Eagle1Forward")
+        .def(nb::new_(&new_eagle1), "threads"_a, "shape"_a, "embedding"_a, "combine"_a, "layers"_a);
 }
 
 }  // namespace aquiline

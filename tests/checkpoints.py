@@ -44,11 +44,16 @@ def write_target(folder: Path, config: LlamaConfig) -> Path:
 
 def write_draft(folder: Path, config: EagleConfig) -> Path:
     folder.mkdir()
-    settings = settings_of(config.layers) | {"draft_vocab_size": config.draft_vocab_size}
-    settings |= {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids), "use_aux_hidden_state": True},
-    }
+    settings = settings_of(config.layers)
+    if config.kind == "eagle3":
+        layer_ids = list(config.aux_layer_ids)
+        settings |= {
+            "draft_vocab_size": config.draft_vocab_size,
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": layer_ids, "use_aux_hidden_state": True},
+        }
+    else:
+        settings["bias"] = config.fc_bias
     (folder / "config.json").write_text(json.dumps(settings))
     shapes = {name: s for name, s in expected_draft_tensors(config).items() if name != "draft_to_target_ids"}
     save_file(random_tensors(shapes, seed=1), folder / "model.safetensors")

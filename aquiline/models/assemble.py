@@ -108,8 +108,6 @@ def _obstacle(target: LlamaConfig, draft: LoadedDraft | None, settings: ModelSet
         return f"there are no native kernels: {cpu.why_not()}"
     if settings.dtype is not torch.bfloat16 and settings.backend == "auto":
         return "dtype float32 asks for the reference"
-    if draft is not None and draft.config.kind == "eagle1":
-        return "native kernels run no EAGLE-1 head"
     for config in [target] if draft is None else [target, draft.config.layers]:
         sizes = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
         if any(size % GROUP_SIZE for size in sizes) or config.head_dim % 8:

@@ -1,4 +1,4 @@
-"""EAGLE-3 drafts on native kernels: the interface of `EagleModel`, every level one call."""
+"""Drafts on native kernels: the interface of `EagleModel`, every level one call."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from aquiline.errors import UnsupportedFeatureError
 from aquiline.kernels.cpu.extension import native
 from aquiline.kernels.cpu.forward import check_tensor
-from aquiline.kernels.cpu.packed import PackedLinear
+from aquiline.kernels.cpu.packed import PackedLinear, Threads
 from aquiline.models.eagle import DraftStates
 from aquiline.models.kv_layer import KVLayer
 from aquiline.models.llama import ForwardRows
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NativeEagle:
-    """An EAGLE-3 draft over slot-addressed K/V memory, made by `pack`.
+    """A draft over slot-addressed K/V memory, made by `pack`.
 
     Attributes:
         draft_to_target_ids: # [draft_vocab] int64
@@ -44,7 +43,7 @@ class NativeEagle:
         self.threads = target.threads
         self.num_bytes = 0
         self.inputs = NativeInputs(config.layers)
-        self.handle: _native.EagleForward
+        self.handle: _native.DraftForward
 
     @classmethod
     def pack(
@@ -57,20 +56,16 @@ class NativeEagle:
             quantization: `none` packs bfloat16, `int8` and `int4` quantise, `auto` is int8.
 
         Raises:
-            UnsupportedFeatureError: an EAGLE-1 head, or no native kernels.
+            UnsupportedFeatureError: there are no native kernels.
             InvalidParameterError: an unknown quantization, or sizes that cannot be packed.
         """
-        if config.kind != "eagle3":
-            raise UnsupportedFeatureError("native kernels run EAGLE-3 heads; an EAGLE-1 head runs on those of PyTorch")
         kind = kind_of("int8" if quantization == "auto" else quantization)
         packer = WeightPacker(tensors, kind, target.threads)
         embedding = packer.embedding("embed_tokens") if config.has_own_embedding else target.embedding
         head = packer.matrices("lm_head")[0] if config.has_own_head else target.head
         model = cls(config, embedding, head, target)
         model.draft_to_target_ids = tensors["draft_to_target_ids"]
-        model.handle = native().EagleForward(
-            target.threads.handle, layer_shape(config.layers), embedding.handle, _weights(config, packer)
-        )
+        model.handle = _forward(config, packer, embedding, target.threads)
         model.num_bytes = packer.num_bytes
         return model
 
@@ -108,6 +103,22 @@ class NativeEagle:
     def logits(self, head_inputs: Tensor) -> Tensor:
         """Logits over the draft vocabulary, float32 [num_rows, draft_vocab]."""
         return self.head.apply(head_inputs, self.threads)
+
+
+def _forward(
+    config: EagleConfig, packer: WeightPacker, embedding: EmbeddingRows, threads: Threads
+) -> _native.DraftForward:
+    shape, module = layer_shape(config.layers), native()
+    if config.kind == "eagle3":
+        eagle3: _native.DraftForward = module.EagleForward(
+            threads.handle, shape, embedding.handle, _weights(config, packer)
+        )
+        return eagle3
+    layers = [packer.layer(f"layers.{index}.", has_input_norm=index > 0) for index in range(config.num_layers)]
+    eagle1: _native.DraftForward = module.Eagle1Forward(
+        threads.handle, shape, embedding.handle, packer.stack("fc"), layers
+    )
+    return eagle1
 
 
 def _weights(config: EagleConfig, packer: WeightPacker) -> _native.EagleWeights:

@@ -87,17 +87,17 @@ class WeightPacker:
         """An embedding of its own memory, in the type of its tensor."""
         return EmbeddingRows.of_tensor(self.tensors[f"{name}.weight"])
 
-    def layer(self, prefix: str) -> _native.LayerWeights:
+    def layer(self, prefix: str, has_input_norm: bool = True) -> _native.LayerWeights:
         """A decoder layer; `prefix` is its name with a dot behind it."""
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-        input_norm = self.norm(f"{prefix}input_layernorm.weight")
+        input_norm = self.norm(f"{prefix}input_layernorm.weight") if has_input_norm else None
         post_attention_norm = self.norm(f"{prefix}post_attention_layernorm.weight")
         weights: _native.LayerWeights = native().layer_weights(
             self.stack(*(f"{attention}{name}_proj" for name in "qkv")),
             self.stack(f"{attention}o_proj"),
             self.stack(f"{mlp}gate_proj", f"{mlp}up_proj"),
             self.stack(f"{mlp}down_proj"),
-            input_norm.data_ptr(),
+            0 if input_norm is None else input_norm.data_ptr(),
             post_attention_norm.data_ptr(),
         )
         return weights

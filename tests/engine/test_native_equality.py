@@ -17,7 +17,7 @@ from aquiline.models.native_eagle import NativeEagle
 from aquiline.models.native_llama import NativeLlama
 from aquiline.request import Request, SamplingParams
 from tests.kernels.cpu.levels import LEVELS
-from tests.models.native_models import AUX_LAYER_IDS, packable_config, rounded, target_tensors
+from tests.models.native_models import packable_config, rounded, target_tensors
 from tests.tiny import (
     ScriptedDrafter,
     TinySettings,
@@ -46,11 +46,14 @@ RULES = [
 ]
 
 
-def native_engine(quantization: str, speculate: str, num_threads: int, kv_cache_dtype: KVCacheDtype = "auto") -> Engine:
+def native_engine(
+    quantization: str, speculate: str, num_threads: int, kv_cache_dtype: KVCacheDtype = "auto", kind: str = "eagle3"
+) -> Engine:
     """An engine whose states are checked after every step."""
     config = packable_config()
-    target = NativeLlama.pack(config, target_tensors(config), quantization, Threads(num_threads), AUX_LAYER_IDS)
-    draft_config = tiny_eagle_config(config, draft_vocab_size=config.vocab_size)
+    draft_config = tiny_eagle_config(config, kind, draft_vocab_size=config.vocab_size)
+    aux_layer_ids = draft_config.aux_layer_ids
+    target = NativeLlama.pack(config, target_tensors(config), quantization, Threads(num_threads), aux_layer_ids)
     draft_config = replace(draft_config, layers=replace(draft_config.layers, intermediate_size=64))
     shapes = dict(expected_draft_tensors(draft_config))
     shapes.pop("draft_to_target_ids")
@@ -72,20 +75,32 @@ def native_engine(quantization: str, speculate: str, num_threads: int, kv_cache_
 def test_speculation_on_native_kernels_changes_no_token(
     quantization: str, speculate: str, kv_cache_dtype: KVCacheDtype
 ) -> None:
-    plain = token_ids(run_prompts(native_engine(quantization, "off", 1, kv_cache_dtype), PROMPTS, PARAMS))
+    check_speculation_changes_no_token(quantization, speculate, kv_cache_dtype)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+@pytest.mark.parametrize("speculate", ["chain:3", "dynamic:steps=3,topk=2,nodes=6"])
+def test_an_eagle1_draft_changes_no_token(quantization: str, speculate: str) -> None:
+    check_speculation_changes_no_token(quantization, speculate, kind="eagle1")
+
+
+def check_speculation_changes_no_token(
+    quantization: str, speculate: str, kv_cache_dtype: KVCacheDtype = "auto", kind: str = "eagle3"
+) -> None:
+    plain = token_ids(run_prompts(native_engine(quantization, "off", 1, kv_cache_dtype, kind), PROMPTS, PARAMS))
     histories = [(*prompt, *tokens) for prompt, tokens in zip(PROMPTS, plain, strict=True)]
 
     def mostly_right(request: Request, position: int, rank: int, proposal: int) -> int:
         history = histories[int(request.request_id.split("-")[0])]
         return history[position] if rank == 0 and position % 4 and position < len(history) else proposal
 
-    engine = native_engine(quantization, speculate, 2, kv_cache_dtype)
+    engine = native_engine(quantization, speculate, 2, kv_cache_dtype, kind)
     ScriptedDrafter.replace_in(engine, mostly_right)
     outputs = run_prompts(engine, PROMPTS, PARAMS)
     assert token_ids(outputs) == plain
     accepted = [output.outputs[0].speculation.num_accepted_draft_tokens for output in outputs]
     assert min(accepted) > 5
-    alone = native_engine(quantization, speculate, 1, kv_cache_dtype)
+    alone = native_engine(quantization, speculate, 1, kv_cache_dtype, kind)
     assert token_ids(run_prompts(alone, PROMPTS[1:2], PARAMS[1:2])) == plain[1:2]
 
 
@@ -97,7 +112,7 @@ def test_no_instruction_set_changes_a_token_by_speculation(
     monkeypatch.setenv("AQUILINE_CPU_LEVEL", level)
     if cpu.level() != level:
         pytest.skip(f"this machine has no {level}")
-    test_speculation_on_native_kernels_changes_no_token("int8", "tree:3x2x1", kv_cache_dtype)
+    check_speculation_changes_no_token("int8", "tree:3x2x1", kv_cache_dtype)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])

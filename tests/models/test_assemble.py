@@ -45,6 +45,19 @@ def test_auto_takes_native_kernels_where_they_fit(folder: Path) -> None:
     assert isinstance(models.target, NativeLlama) and isinstance(models.draft, NativeEagle)
 
 
+@needs_native
+def test_an_eagle1_head_keeps_nothing_from_native_kernels(folder: Path, tmp_path: Path) -> None:
+    config = tiny_eagle_config(TARGET, "eagle1", has_own_embedding=True, fc_bias=True)
+    draft = write_draft(tmp_path / "eagle1", replace(config, layers=replace(config.layers, intermediate_size=96)))
+    models = assemble_models(folder / "target", draft, SETTINGS)
+    assert models.backend == "cpu"
+    plain = tiny_engine(TinySettings("off", dtype="bfloat16"), models.target, models.draft)
+    engine = tiny_engine(TinySettings("chain:3", dtype="bfloat16", check_consistency=True), models.target, models.draft)
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True)
+    prompts = ((3, 1, 4), (1, 5))
+    assert token_ids(run_prompts(engine, prompts, params)) == token_ids(run_prompts(plain, prompts, params))
+
+
 @pytest.mark.parametrize(
     "settings",
     [replace(SETTINGS, backend="pytorch"), replace(SETTINGS, dtype=torch.float32)],

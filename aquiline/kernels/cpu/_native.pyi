@@ -293,6 +293,16 @@ class EagleForward(DraftForward):
         self, threads: ThreadPool, shape: LayerShape, embedding: EmbeddingTable, weights: EagleWeights
     ) -> None: ...
 
+class Eagle1Forward(DraftForward):
+    def __init__(
+        self,
+        threads: ThreadPool,
+        shape: LayerShape,
+        embedding: EmbeddingTable,
+        combine: LinearStack,
+        layers: list[LayerWeights],
+    ) -> None: ...
+
 # Drafts that grow trees.
 
 class StaticTree:
