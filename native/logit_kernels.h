@@ -56,7 +56,8 @@ struct LogitKernels {
     // Integer weights of some log-weights.
     void (*integer_weights)(const float* log_weights, int count, std::int64_t* out);
 
-    // Columns with a log-weight of at least `cut`, in their order: log-weights and ids. Both have room for `count`.
+    // Columns with a log-weight of at least `cut`, in their order: log-weights and ids. Both have room for
+    // kBlockColumns more than `count`.
     int (*collect)(const RowPart& part, LogWeightScale scale, float cut, float* log_weights, std::int32_t* ids);
 
     // The best of log-weight + Gumbel noise, of a part of a row and of collected columns.

@@ -158,6 +158,25 @@ void integer_weights(const float* log_weights, int count, std::int64_t* out) {
     });
 }
 
+// The chosen lanes side by side, and their ids; what lies behind them may be overwritten as far as sixteen lanes reach.
+inline void store_chosen(std::uint32_t chosen, const Lanes& values, std::int32_t first_id, float* out,
+                         std::int32_t* ids) {
+#if defined(__AVX512F__)
+    const auto mask = static_cast<__mmask16>(chosen);
+    const __m512i numbers = reinterpret_cast<__m512i>((lane_numbers() + first_id).parts[0]);
+    _mm512_storeu_ps(out, _mm512_maskz_compress_ps(mask, reinterpret_cast<__m512>(values.parts[0])));
+    _mm512_storeu_si512(ids, _mm512_maskz_compress_epi32(mask, numbers));
+#else
+    float numbers[kLanes];
+    store(numbers, values);
+    for (; chosen != 0; chosen &= chosen - 1) {
+        const int lane = __builtin_ctz(chosen);
+        *out++ = numbers[lane];
+        *ids++ = first_id + lane;
+    }
+#endif
+}
+
 int collect(const RowPart& part, LogWeightScale scale, float cut, float* log_weights, std::int32_t* ids) {
     int num_found = 0;
     // Minus infinity is ruled out already, and padding has it too.
@@ -165,15 +184,11 @@ int collect(const RowPart& part, LogWeightScale scale, float cut, float* log_wei
     for_blocks(
         part, scale, [&](float best) { return best >= cut; },
         [&](const Lanes& values, int place, int) {
-            std::uint32_t found = mask_bits(is_greater(values, below));
+            const std::uint32_t found = mask_bits(is_greater(values, below));
             if (found == 0) return;
-            float numbers[kLanes];
-            store(numbers, values);
-            for (; found != 0; found &= found - 1) {
-                const int lane = __builtin_ctz(found);
-                log_weights[num_found] = numbers[lane];
-                ids[num_found++] = static_cast<std::int32_t>(part.first_id + place + lane);
-            }
+            const std::int32_t first = static_cast<std::int32_t>(part.first_id) + place;
+            store_chosen(found, values, first, log_weights + num_found, ids + num_found);
+            num_found += __builtin_popcount(found);
         });
     return num_found;
 }

@@ -158,8 +158,8 @@ std::int64_t TokenDrawer::finish_row(RowWork& work) const {
         const float cut = lowest_kept(work.filters, block_log_weights, num_columns_, work.mass);
         const RowPart whole{work.logits, work.block_largest.data(), num_columns_, 0};
         ListedColumns& columns = work.columns;
-        columns.log_weights.resize(static_cast<std::size_t>(num_columns_));
-        columns.ids.resize(static_cast<std::size_t>(num_columns_));
+        columns.log_weights.resize(static_cast<std::size_t>(num_columns_ + kBlockColumns));
+        columns.ids.resize(columns.log_weights.size());
         columns.count = kernels_.logits.collect(whole, work.scale, cut, columns.log_weights.data(), columns.ids.data());
         apply_filters(kernels_.logits, work.filters, work.mass, columns);
         best = kernels_.logits.best_listed(columns.log_weights.data(), columns.ids.data(), columns.count, work.key);

@@ -4,7 +4,9 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 namespace aquiline {
 namespace {
@@ -41,7 +43,6 @@ struct Digit {
     int shift;
     int num_bits;
     std::uint32_t of(std::uint32_t key) const { return key >> shift & ((1u << num_bits) - 1); }
-    std::uint32_t above(std::uint32_t key) const { return key >> (shift + num_bits); }
 };
 constexpr Digit kDigits[] = {{20, 11}, {10, 10}, {0, 10}};
 constexpr int kMaxBuckets = 1 << 11;
@@ -50,26 +51,26 @@ constexpr int kMaxBuckets = 1 << 11;
 // stay below. Found digit by digit, so nothing is sorted.
 Border top_p_border(const ListedColumns& columns, double limit) {
     std::array<std::int64_t, kMaxBuckets> masses;
+    std::vector<int> inside(static_cast<std::size_t>(columns.count));  // columns that share the digits found so far
+    std::iota(inside.begin(), inside.end(), 0);
     std::int64_t before = 0;
     std::uint32_t key = 0;
     for (const Digit& digit : kDigits) {
         masses.fill(0);
-        for (int i = 0; i < columns.count; ++i) {
-            const auto place = static_cast<std::size_t>(i);
-            if (digit.above(columns.keys[place]) == digit.above(key)) masses[digit.of(columns.keys[place])] += columns.weights[place];
-        }
+        for (const int i : inside) masses[digit.of(columns.keys[i])] += columns.weights[i];
         const std::uint32_t num_buckets = 1u << digit.num_bits;
         std::uint32_t bucket = 0;
         while (bucket < num_buckets && static_cast<double>(before + masses[bucket]) < limit) before += masses[bucket++];
         if (bucket == num_buckets) return {};
         key |= bucket << digit.shift;
+        inside.erase(std::remove_if(inside.begin(), inside.end(),
+                                    [&](int i) { return digit.of(columns.keys[i]) != bucket; }),
+                     inside.end());
     }
     Border border{key, 0};
-    for (int i = 0; i < columns.count; ++i) {
-        const auto place = static_cast<std::size_t>(i);
-        if (columns.keys[place] != key) continue;
+    for (const int i : inside) {
         if (static_cast<double>(before) >= limit) break;
-        before += columns.weights[place];
+        before += columns.weights[i];
         ++border.num_equal;
     }
     return border;
