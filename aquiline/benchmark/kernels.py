@@ -97,7 +97,7 @@ def _case_groups(llm: LLM, target: NativeLlama, sweep: KernelSweep) -> list[list
         [case for count in sweep.row_counts for case in linear_cases(target, count)],
         [attention_case(in_memory, count) for count in trees],
         [case for count in sweep.row_counts for case in row_cases(config, count)],
-        [case for count in trees for case in sampling_cases(config.vocab_size, count)],
+        [case for count in trees for case in sampling_cases(target.sampling, config.vocab_size, count)],
         draft,
         [target_step_case(in_memory, count) for count in trees],
         [prefill_case(in_memory, num_prefill)],

@@ -10,7 +10,7 @@ from aquiline.benchmark.interleaved import Case, Work
 from aquiline.engine.sample import Sampler
 from aquiline.engine.sampling_inputs import SamplingState
 from aquiline.kernels.cpu import ops
-from aquiline.kernels.sampling_kernels import LogitRows
+from aquiline.kernels.sampling_kernels import LogitRows, SamplingKernels
 from aquiline.models.model_config import LlamaConfig
 from aquiline.request import Request, SamplingParams
 
@@ -38,13 +38,13 @@ def row_cases(config: LlamaConfig, num_rows: int) -> list[Case]:
     return [Case(name, num_rows, run, Work(cache_bytes=FLOAT_BYTES * numbers)) for name, (run, numbers) in runs.items()]
 
 
-def sampling_cases(vocab_size: int, num_rows: int) -> list[Case]:
+def sampling_cases(kernels: SamplingKernels, vocab_size: int, num_rows: int) -> list[Case]:
     """From logits to drawn tokens, as the engine does it, for as many requests as rows."""
     logits = 3 * torch.randn(num_rows, vocab_size)
     rows = torch.arange(num_rows)
     logit_rows = LogitRows(logits, rows, rows.unsqueeze(1), rows + 10, torch.zeros_like(rows))
     work = Work(cache_bytes=FLOAT_BYTES * logits.numel())
-    sampler = Sampler(vocab_size)
+    sampler = Sampler(vocab_size, kernels=kernels)
     cases = []
     for name, params in SAMPLING.items():
         state = SamplingState(num_rows, vocab_size)
