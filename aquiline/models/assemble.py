@@ -13,6 +13,7 @@ from aquiline.errors import InvalidParameterError, UnsupportedFeatureError
 from aquiline.kernels import cpu
 from aquiline.kernels.cpu.packed import GROUP_SIZE, Threads
 from aquiline.models.eagle import EagleModel
+from aquiline.models.gguf_blocks import KEPT_UNDER
 from aquiline.models.interfaces import DraftModel, TargetModel
 from aquiline.models.llama import LlamaModel
 from aquiline.models.load_progress import LoadCallback, LoadProgress
@@ -71,7 +72,9 @@ def assemble_models(
         UserError: a file that cannot be used, a draft for another target, or a backend that cannot run them.
     """
     progress = LoadProgress(on_progress or (lambda num_done, num_total: None))
-    target = open_target(target_path, settings.dtype, partial(progress.read, "target"))
+    target = open_target(
+        target_path, settings.dtype, partial(progress.read, "target"), KEPT_UNDER[settings.quantization]
+    )
     progress.expect("target", expected_target_tensors(target.config))
     draft = None
     if draft_path is not None:

@@ -12,6 +12,14 @@ from aquiline.kernels.cpu.packed import GGUF_GROUP_BYTES
 # The types whose weights native kernels multiply as they are.
 KEPT_TYPES = tuple(GGUF_GROUP_BYTES)
 
+# Which of them stay as they are under each quantization: those that are as small as what is asked for, or smaller.
+KEPT_UNDER: dict[str, tuple[str, ...]] = {
+    "auto": KEPT_TYPES,
+    "none": (),
+    "int8": KEPT_TYPES,
+    "int4": ("Q4_0", "Q4_1"),
+}
+
 
 @dataclass(frozen=True)
 class GgufBlocks:

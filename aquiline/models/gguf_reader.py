@@ -13,7 +13,7 @@ of each head interleaved. Worked example, a head of width 4 with rows a b c d in
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,7 @@ class GgufModel:
 
     Attributes:
         tensors: by the names and in the shapes of `expected_target_tensors(config)`.
-        blocks: the matrices among them that native kernels multiply as they are stored; rows of q and k in our order.
+        blocks: the matrices among them that stay as they are stored for native kernels; rows of q and k in our order.
             Reading one raises ModelFormatError where a scale is not finite.
     """
 
@@ -76,11 +76,14 @@ class GgufModel:
     blocks: Mapping[str, GgufBlocks]
 
 
-def open_gguf(path: Path, dtype: torch.dtype, on_read: ReadCallback | None = None) -> GgufModel:
+def open_gguf(
+    path: Path, dtype: torch.dtype, on_read: ReadCallback | None = None, kept_types: Collection[str] = KEPT_TYPES
+) -> GgufModel:
     """Settings and tensors of a target.
 
     Args:
         dtype: of `tensors` in memory.
+        kept_types: storage types that `blocks` is limited to, some of `KEPT_TYPES`.
         on_read: called with the name of a tensor after it was read, as numbers or as blocks.
 
     Raises:
@@ -108,7 +111,7 @@ def open_gguf(path: Path, dtype: torch.dtype, on_read: ReadCallback | None = Non
     def read_blocks(name: str) -> GgufBlocks:
         return _read_blocks(stored[name], _num_rotated_heads(name, config))
 
-    kept = [name for name, tensor in stored.items() if tensor.storage in KEPT_TYPES and len(tensor.shape) == 2]
+    kept = [name for name, tensor in stored.items() if tensor.storage in kept_types and len(tensor.shape) == 2]
     return GgufModel(
         config,
         StoredWeights({name: partial(read_tensor, name) for name in stored}, on_read),

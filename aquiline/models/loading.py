@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from aquiline.models.checkpoint import StoredTensor, is_rotary_table, open_check
 from aquiline.models.config_reader import read_target_config
 from aquiline.models.draft_reader import read_draft_config
 from aquiline.models.draft_tensors import draft_tensors, open_draft_tensors
-from aquiline.models.gguf_blocks import GgufBlocks
+from aquiline.models.gguf_blocks import KEPT_TYPES, GgufBlocks
 from aquiline.models.gguf_reader import open_gguf
 from aquiline.models.model_config import EagleConfig, LlamaConfig
 from aquiline.models.stored_weights import ReadCallback
@@ -40,7 +40,7 @@ class LoadedTarget:
 
     Attributes:
         tensors: by the names and in the shapes of `expected_target_tensors(config)`.
-        blocks: those of a GGUF file that native kernels multiply as they are stored.
+        blocks: those of a GGUF file that stay as they are stored for native kernels.
     """
 
     config: LlamaConfig
@@ -67,7 +67,9 @@ def load_target(path: Path, dtype: torch.dtype) -> LoadedTarget:
     return LoadedTarget(target.config, dict(target.tensors))
 
 
-def open_target(path: Path, dtype: torch.dtype, on_read: ReadCallback | None = None) -> LoadedTarget:
+def open_target(
+    path: Path, dtype: torch.dtype, on_read: ReadCallback | None = None, kept_types: Collection[str] = KEPT_TYPES
+) -> LoadedTarget:
     """A target in a Hugging Face folder or a GGUF file, whose tensors are read each time one is looked up.
 
     Where `tie_word_embeddings` is true, a head in the file must equal the embedding: versions of transformers disagree
@@ -76,6 +78,7 @@ def open_target(path: Path, dtype: torch.dtype, on_read: ReadCallback | None = N
     Args:
         dtype: of the tensors in memory; each is converted on its own.
         on_read: called with the name of a tensor after it was read.
+        kept_types: storage types of a GGUF file that stay as they are for native kernels, in `blocks`.
 
     Raises:
         ModelNotFoundError: nothing is there.
@@ -86,7 +89,7 @@ def open_target(path: Path, dtype: torch.dtype, on_read: ReadCallback | None = N
     if not os.path.exists(path):
         raise ModelNotFoundError(f"{path} does not exist; give a Hugging Face folder or a .gguf file")
     if not path.is_dir():
-        model = open_gguf(path, dtype, on_read)
+        model = open_gguf(path, dtype, on_read, kept_types)
         return LoadedTarget(model.config, model.tensors, model.blocks)
     config = read_target_config(path)
     stored = {name: tensor for name, tensor in open_checkpoint(path).items() if not is_rotary_table(name)}

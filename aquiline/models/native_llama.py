@@ -76,17 +76,17 @@ class NativeLlama:
 
         Args:
             tensors: as `aquiline.models.loading.load_target` names them, float32 or bfloat16.
-            quantization: `none` packs bfloat16, `int8` and `int4` quantise, `auto` keeps the precision of `blocks` and
-                packs the rest as bfloat16.
+            quantization: how matrices without `blocks` are packed: `int8` and `int4` quantise, `none` and `auto` keep
+                bfloat16.
             threads: pack the weights and run the model; None: one.
             aux_layer_ids: as for `LlamaModel`.
-            blocks: matrices as a GGUF file stores them; used with `auto`.
+            blocks: matrices that stay as a GGUF file stores them.
 
         Raises:
             InvalidParameterError: an unknown quantization, or sizes that cannot be packed.
             UnsupportedFeatureError: there are no native kernels.
         """
-        kept = blocks if blocks is not None and quantization == "auto" else {}
+        kept = {} if blocks is None else blocks
         threads = threads or Threads(1)
         packer = WeightPacker(tensors, kind_of(quantization), threads, kept)
         norm = tensors[FINAL_NORM]

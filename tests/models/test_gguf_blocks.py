@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from aquiline.config import Quantization
 from aquiline.gguf_file import GgufTensor
 from aquiline.kernels import cpu
 from aquiline.kernels.cpu import PackedLinear
@@ -76,3 +79,33 @@ def test_a_file_that_shrinks_after_it_was_opened_is_refused(tmp_path: Path) -> N
     assert "model.gguf" in refusal(lambda: tensors["model.embed_tokens.weight"])
     path.unlink()
     assert "model.gguf" in refusal(lambda: tensors["model.embed_tokens.weight"])
+
+
+# Kinds of packed matrices of the quantised model below: its head is in Q8_0, the query in Q4_0, gates in Q6_K.
+KINDS = {
+    "auto": {"Q8_0", "Q4_0", "bf16"},
+    "none": {"bf16"},
+    "int8": {"Q8_0", "Q4_0", "int8"},
+    "int4": {"Q4_0", "int4"},
+}
+
+
+@needs_native
+@pytest.mark.parametrize("quantization", KINDS)
+def test_what_is_as_small_as_asked_for_is_not_quantised_again(
+    tmp_path: Path, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = wide_files("Q6_K")
+    for name, storage in (("output.weight", "Q8_0"), ("blk.0.attn_q.weight", "Q4_0")):
+        smaller = wide_files(storage)
+        files.tensors[name], files.storage[name] = smaller.tensors[name], smaller.storage[name]
+    kinds = set()
+    make = PackedLinear.__init__
+
+    def recorded(self: PackedLinear, handle: Any, kind: str, out_features: int, in_features: int) -> None:
+        kinds.add(kind)
+        make(self, handle, kind, out_features, in_features)
+
+    monkeypatch.setattr(PackedLinear, "__init__", recorded)
+    assemble_models(files.write(tmp_path / "model.gguf"), None, replace(SETTINGS, quantization=quantization))
+    assert kinds == KINDS[quantization]
