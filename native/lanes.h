@@ -201,11 +201,20 @@ inline IntLanes nearest_integers(const Lanes& value) {
     return with_bits_of<IntLanes>(value + magic) - with_bits_of<IntLanes>(magic);
 }
 
+// Written with intrinsics, for the compiler widens a vector of bytes number by number.
 inline Lanes load_int8(const std::int8_t* source) {
     return to_float(each_part<IntLanes>([&](int i) {
-        BytePart bytes;
-        std::memcpy(&bytes, source + i * kPartLanes, sizeof bytes);
-        return __builtin_convertvector(bytes, IntPart);
+#if defined(__AVX512F__)
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i * kPartLanes));
+        return reinterpret_cast<IntPart>(_mm512_cvtepi8_epi32(bytes));
+#elif defined(__AVX2__)
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(source + i * kPartLanes));
+        return reinterpret_cast<IntPart>(_mm256_cvtepi8_epi32(bytes));
+#else
+        IntPart numbers;
+        for (int lane = 0; lane < kPartLanes; ++lane) numbers[lane] = source[i * kPartLanes + lane];
+        return numbers;
+#endif
     }));
 }
 
@@ -217,7 +226,13 @@ inline Lanes load_first_int8(const std::int8_t* source, int count) {
 
 // The lowest byte of each number.
 inline ByteLanes to_int8(const IntLanes& numbers) {
-    return each_part<ByteLanes>([&](int i) { return __builtin_convertvector(numbers.parts[i], BytePart); });
+    return each_part<ByteLanes>([&](int i) {
+#if defined(__AVX512F__)
+        return reinterpret_cast<BytePart>(_mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(numbers.parts[i])));
+#else
+        return __builtin_convertvector(numbers.parts[i], BytePart);
+#endif
+    });
 }
 
 inline void store_int8(std::int8_t* target, const IntLanes& numbers) {
