@@ -58,7 +58,7 @@ LAYER_PART_NAMES = {
 STORAGE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 # Numbers that are dequantised to float32 at once.
-CHUNK_SIZE = 2**24
+CHUNK_SIZE = 2**20
 
 
 @dataclass(frozen=True)
