@@ -87,6 +87,11 @@ def target_tensors(confidence: float = 12.0) -> dict[str, Tensor]:
 
 
 def eagle1_copy(target: LlamaModel) -> EagleModel:
+    """An EAGLE-1 head, as a reference model."""
+    return EagleModel(EAGLE1, eagle1_tensors(), target.embedding, target.head)
+
+
+def eagle1_tensors() -> dict[str, Tensor]:
     """An EAGLE-1 head: fc makes LAST of the embedding and BEFORE of the feature's LAST.
 
     The feature is the target's last state, where LAST is one more than the embedding has it.
@@ -102,7 +107,7 @@ def eagle1_copy(target: LlamaModel) -> EagleModel:
     _write(tensors, prefix, head=1, first_value=0, goal=EARLIER)
     _look_up(tensors, "layers.0.mlp.", PLUS_ONE)
     tensors["draft_to_target_ids"] = torch.arange(TARGET.vocab_size)
-    return EagleModel(EAGLE1, tensors, target.embedding, target.head)
+    return tensors
 
 
 def eagle3_copy(target: LlamaModel) -> EagleModel:

@@ -17,17 +17,20 @@ from aquiline.models.native_llama import NativeLlama
 from aquiline.request import SamplingParams
 from tests.models.table_models import (
     AUX_LAYER_IDS,
+    EAGLE1,
     EAGLE3,
     TARGET,
     continue_by_table,
+    eagle1_tensors,
     eagle3_tensors,
     target_tensors,
 )
-from tests.models.test_self_draft import GREEDY, MODES, depth_of, most_steps, random_prompt, record_traces
+from tests.models.test_self_draft import GREEDY, MODES, depth_of, most_steps, random_prompt, record_traces, with_kinds
 from tests.tiny import TinySettings, run_prompts, tiny_engine, token_ids
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
 KEYED = [name for name, settings in MODES.items() if settings.acceptance == "keyed"]
+HEAD = "lm_head.weight"
 NUM_SPARE_NEURONS = -TARGET.intermediate_size % 32
 
 
@@ -46,18 +49,21 @@ def wide_config(config: LlamaConfig) -> LlamaConfig:
     return replace(config, intermediate_size=config.intermediate_size + NUM_SPARE_NEURONS)
 
 
-def native_engine(settings: TinySettings, confidence: float = 12.0) -> Engine:
+def native_engine(kind: str, settings: TinySettings, confidence: float = 12.0) -> Engine:
     tensors = widened(target_tensors(confidence))
-    target = NativeLlama.pack(wide_config(TARGET), tensors, "none", Threads(2), AUX_LAYER_IDS)
-    config = replace(EAGLE3, layers=wide_config(EAGLE3.layers))
-    draft = NativeEagle.pack(config, widened(eagle3_tensors(tensors["lm_head.weight"])), target, "none")
+    aux_layer_ids = () if kind == "eagle1" else AUX_LAYER_IDS
+    target = NativeLlama.pack(wide_config(TARGET), tensors, "none", Threads(2), aux_layer_ids)
+    own, own_tensors = (EAGLE1, eagle1_tensors()) if kind == "eagle1" else (EAGLE3, eagle3_tensors(tensors[HEAD]))
+    config = replace(own, layers=wide_config(own.layers))
+    draft = NativeEagle.pack(config, widened(own_tensors), target, "none")
     return tiny_engine(settings, target, draft, ())
 
 
+@with_kinds
 @pytest.mark.parametrize("mode", KEYED)
-def test_copy_of_the_target_is_accepted_to_full_depth(mode: str) -> None:
+def test_copy_of_the_target_is_accepted_to_full_depth(kind: str, mode: str) -> None:
     settings = replace(MODES[mode], check_consistency=True)
-    engine = native_engine(settings)
+    engine = native_engine(kind, settings)
     traces = record_traces(engine)
     prompts = [random_prompt(length, seed=length) for length in (23, 8, 33, 16, 9)]
     outputs = run_prompts(engine, prompts, GREEDY)
@@ -69,9 +75,10 @@ def test_copy_of_the_target_is_accepted_to_full_depth(mode: str) -> None:
         assert output.outputs[0].speculation.num_verify_steps <= most_steps(40, shape.depth)
 
 
+@with_kinds
 @pytest.mark.parametrize("shape", ["chain:4", "tree:2x2x1", "dynamic:steps=4,topk=2,nodes=8"])
-def test_copy_is_accepted_at_any_temperature(shape: str) -> None:
-    engine = native_engine(TinySettings(shape), confidence=1.5)
+def test_copy_is_accepted_at_any_temperature(kind: str, shape: str) -> None:
+    engine = native_engine(kind, TinySettings(shape), confidence=1.5)
     traces = record_traces(engine)
     prompts = [random_prompt(length, seed=length) for length in (11, 30, 19)]
     params = [

@@ -45,14 +45,18 @@ class Progress:
     num_prompt_tokens: int = 1
 
 
-def native_draft(quantization: str = "none", num_threads: int = 1, **changes: Any) -> NativeEagle:
+def native_draft(quantization: str = "none", num_threads: int = 1, kind: str = "eagle3", **changes: Any) -> NativeEagle:
     """A random draft; the reduced vocabulary is spread over the target's."""
     target_config = packable_config()
     threads = Threads(num_threads)
     target = NativeLlama.pack(
-        target_config, target_tensors(target_config), quantization, threads, aux_layer_ids=AUX_LAYER_IDS
+        target_config,
+        target_tensors(target_config),
+        quantization,
+        threads,
+        aux_layer_ids=AUX_LAYER_IDS if kind == "eagle3" else (),
     )
-    config = replace(tiny_eagle_config(target_config), **changes)
+    config = replace(tiny_eagle_config(target_config, kind), **changes)
     config = replace(config, layers=replace(config.layers, num_layers=2, intermediate_size=64))
     shapes = {name: shape for name, shape in expected_draft_tensors(config).items() if name != "draft_to_target_ids"}
     tensors = rounded(random_tensors(shapes, 1, scale=0.15))
@@ -134,7 +138,7 @@ class GrowthCase:
         for index in chosen:
             request = self.requests[index]
             features.admit(Request("new", (0,), SamplingParams(), seed=0, row=request.row))
-            features.append(request.row, self.features[index])
+            features.append(request.row, self.features[index][:, :width].contiguous())
         scheduled = [
             ScheduledRequest(self.requests[index], 1, draws_token=True, max_draft_depth=self.progress[index].max_depth)
             for index in chosen

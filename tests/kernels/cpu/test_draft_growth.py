@@ -98,6 +98,12 @@ def test_heads_of_other_kinds(changes: dict[str, Any]) -> None:
     assert_equal(case().grow(draft, parsed("chain:4"), True), case().grow(draft, parsed("chain:4"), False))
 
 
+def test_a_head_of_the_first_kind() -> None:
+    draft = native_draft(kind="eagle1")
+    for text in ("tree:4x2x1", "dynamic:steps=3,topk=3,nodes=9"):
+        assert_equal(case().grow(draft, parsed(text), True), case().grow(draft, parsed(text), False))
+
+
 def test_memory_and_features_may_be_float32() -> None:
     draft, shape = native_draft(), parsed("tree:3x2")
     grown = [case(dtype=torch.float32).grow(draft, shape, natively) for natively in (True, False)]
