@@ -36,17 +36,21 @@ class ModelChoice:
     is_json: bool = False
 
 
-def add_model_options(group: argparse._ArgumentGroup) -> None:
-    """Add --model, --draft and --threads."""
+def add_model_options(group: argparse._ArgumentGroup, has_draft: bool = True) -> None:
+    """Add --model, --draft (if there can be one) and --threads."""
     group.add_argument(
         "--model",
         default="smollm2-135m",
         metavar="MODEL",
         help="a known name, a GGUF file, a Hugging Face folder or a hub id (default smollm2-135m)",
     )
-    group.add_argument(
-        "--draft", default="auto", metavar="PATH", help="a draft folder, none, or auto: the model's own (default auto)"
-    )
+    if has_draft:
+        group.add_argument(
+            "--draft",
+            default="auto",
+            metavar="PATH",
+            help="a draft folder, none, or auto: the model's own (default auto)",
+        )
     group.add_argument("--threads", type=integer, metavar="N", help="CPU threads (default: physical cores)")
 
 
