@@ -56,7 +56,11 @@ def add_command(kinds: argparse._SubParsersAction[Any]) -> None:
     )
     ways = parser.add_argument_group("what is compared")
     ways.add_argument(
-        "--quantization", dest="kinds", metavar="KIND,KIND", default="auto", help="auto, none, int8 or int4 (default auto)"
+        "--quantization",
+        dest="kinds",
+        metavar="KIND,KIND",
+        default="auto",
+        help="auto, none, int8 or int4 (default auto)",
     )
     add_options(ways, [option for option in ENGINE_OPTIONS if option.field in FIELDS], ENGINE_RECORDS)
     output = parser.add_argument_group("output")
