@@ -142,7 +142,12 @@ def test_defaults_of_the_command_line_are_documented(heading: str) -> None:
 
 @pytest.mark.parametrize(
     ("heading", "name"),
-    [("Speed of whole answers", "offline"), ("Kernels", "kernels"), ("Beside other engines", "peers"), ("Accuracy", "accuracy")],
+    [
+        ("Speed of whole answers", "offline"),
+        ("Kernels", "kernels"),
+        ("Beside other engines", "peers"),
+        ("Accuracy", "accuracy"),
+    ],
 )
 def test_options_of_measurements_are_documented(heading: str, name: str) -> None:
     section = (ROOT / "docs" / "measuring.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
