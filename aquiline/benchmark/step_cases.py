@@ -38,17 +38,22 @@ def attention_case(target: TargetInMemory, num_rows: int) -> Case:
     query = torch.randn(num_rows, config.num_heads, config.head_dim)
     calls = [
         prepared_attention(
-            query, kv.keys, kv.values, rows.attention, target.model.threads, kv.key_scales, kv.value_scales
+            query,
+            layer.keys,
+            layer.values,
+            rows.attention,
+            target.model.threads,
+            layer.key_scales,
+            layer.value_scales,
         )
-        for kv in target.memory
+        for layer in target.memory
     ]
 
     def run() -> None:
         for call in calls:
             call()
 
-    layer = target.memory[0]
-    slot_bytes = sum(part[0].numel() * part.element_size() for part in layer.tensors())
+    slot_bytes = sum(part[0].numel() * part.element_size() for part in target.memory[0].tensors())
     keys_seen = sum(int(position) + 1 for position in rows.positions)
     operations = 4 * config.num_heads * config.head_dim * keys_seen
     work = Work(slot_bytes * (target.request.context + num_rows - 1), operations=(("float32", operations),))

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from aquiline.benchmark.kernels import KernelSweep, measure_kernels
-from aquiline.config import EngineConfig, SchedulerConfig
+from aquiline.config import CacheConfig, EngineConfig, KVCacheDtype, SchedulerConfig
 from aquiline.engine.engine import Engine, EngineModels
 from aquiline.errors import InvalidParameterError, UnsupportedFeatureError
 from aquiline.kernels import cpu
@@ -28,15 +28,22 @@ def no_decoder(token_ids: object, skip_special_tokens: bool) -> IncrementalDecod
     raise AssertionError("no text is made here")
 
 
-def loaded(target: TargetModel, draft: DraftModel | None) -> LLM:
+def loaded(target: TargetModel, draft: DraftModel | None, kv_cache_dtype: KVCacheDtype = "auto") -> LLM:
     """What `measure_kernels` reads of an LLM."""
     models = EngineModels(target, draft, no_decoder, frozenset())
-    engine = Engine(models, EngineConfig(scheduler=SchedulerConfig(max_num_seqs=1)))
+    engine = Engine(
+        models,
+        EngineConfig(cache=CacheConfig(kv_cache_dtype=kv_cache_dtype), scheduler=SchedulerConfig(max_num_seqs=1)),
+    )
     return cast(LLM, SimpleNamespace(models=models, engine=engine))
 
 
-@pytest.mark.parametrize(("quantization", "has_draft"), [("none", True), ("int8", False)])
-def test_every_kernel_is_measured_at_every_number_of_rows(quantization: str, has_draft: bool) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "has_draft", "kv_cache_dtype"), [("none", True, "auto"), ("int8", False, "int8")]
+)
+def test_every_kernel_is_measured_at_every_number_of_rows(
+    quantization: str, has_draft: bool, kv_cache_dtype: KVCacheDtype
+) -> None:
     config = packable_config()
     targets = target_pair(config, quantization)
     draft = (
@@ -44,7 +51,7 @@ def test_every_kernel_is_measured_at_every_number_of_rows(quantization: str, has
     )
     calls: list[tuple[int, int]] = []
     sweep = KernelSweep(row_counts=(1, 3, 40), context=17, num_rounds=2)
-    result = measure_kernels(loaded(targets[1], draft), sweep, lambda *progress: calls.append(progress))
+    result = measure_kernels(loaded(targets[1], draft, kv_cache_dtype), sweep, lambda *progress: calls.append(progress))
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
         rows.setdefault(row["kernel"], []).append(row)
