@@ -12,11 +12,12 @@ from aquiline.kernels.cpu.packed import GGUF_GROUP_BYTES
 # The types whose weights native kernels multiply as they are.
 KEPT_TYPES = tuple(GGUF_GROUP_BYTES)
 
-# Which of them stay as they are under each quantization: those that are as small as what is asked for, or smaller.
+# Which of them stay as they are under each quantization: all where the user leaves the choice to the file, else those
+# that already are what is asked for.
 KEPT_UNDER: dict[str, tuple[str, ...]] = {
     "auto": KEPT_TYPES,
     "none": (),
-    "int8": KEPT_TYPES,
+    "int8": ("Q8_0",),
     "int4": ("Q4_0", "Q4_1"),
 }
 
