@@ -56,6 +56,11 @@ void guard_allocations(bool is_guarded) {
     guarded().is_on = is_guarded;
 }
 
+bool are_allocations_guarded() {
+    std::lock_guard<std::mutex> lock(guarded().mutex);
+    return guarded().is_on;
+}
+
 void* allocate_aligned(std::size_t num_bytes) {
     if (num_bytes == 0) return nullptr;
     {

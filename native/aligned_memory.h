@@ -12,6 +12,8 @@ constexpr std::size_t kAlignment = 64;
 // be called before the first allocation that is to be guarded; for tests.
 void guard_allocations(bool is_guarded);
 
+bool are_allocations_guarded();
+
 void* allocate_aligned(std::size_t num_bytes);
 void free_aligned(void* memory);
 

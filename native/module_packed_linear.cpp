@@ -23,16 +23,18 @@ T* pointer(Address address) {
 }
 
 PackedLinear pack_matrix(ThreadPool& threads, Address weights, ElementType type, int out_features, int in_features,
-                         WeightFormat format) {
+                         WeightFormat format, WeightMemory* memory) {
     nb::gil_scoped_release release;
     const bool is_bfloat16 = type == ElementType::bfloat16;
     return PackedLinear::from_matrix(threads, {pointer<const void>(weights), is_bfloat16, out_features, in_features},
-                                     format);
+                                     format, memory);
 }
 
-PackedLinear pack_gguf(ThreadPool& threads, Address blocks, int out_features, int in_features, WeightFormat format) {
+PackedLinear pack_gguf(ThreadPool& threads, Address blocks, int out_features, int in_features, WeightFormat format,
+                       WeightMemory* memory) {
     nb::gil_scoped_release release;
-    return PackedLinear::from_gguf(threads, pointer<const std::uint8_t>(blocks), out_features, in_features, format);
+    return PackedLinear::from_gguf(threads, {pointer<const std::uint8_t>(blocks), out_features, in_features}, format,
+                                   memory);
 }
 
 // Rows in any form, and the memory they are quantised or rounded into.
@@ -102,10 +104,12 @@ void bind_packed_linear(nb::module_& module) {
         .value("float32", ElementType::float32)
         .value("bfloat16", ElementType::bfloat16);
 
+    nb::class_<WeightMemory>(module, "WeightMemory").def(nb::init<>());
     nb::class_<PackedLinear>(module, "PackedLinear")
         .def_static("pack_matrix", pack_matrix, "threads"_a, "weights"_a, "type"_a, "out_features"_a, "in_features"_a,
-                    "format"_a)
-        .def_static("pack_gguf", pack_gguf, "threads"_a, "blocks"_a, "out_features"_a, "in_features"_a, "format"_a)
+                    "format"_a, "memory"_a.none())
+        .def_static("pack_gguf", pack_gguf, "threads"_a, "blocks"_a, "out_features"_a, "in_features"_a, "format"_a,
+                    "memory"_a.none())
         .def("set_bias", [](PackedLinear& self, Address bias) { self.set_bias(pointer<const float>(bias)); }, "bias"_a)
         .def_prop_ro("num_bytes", &PackedLinear::num_bytes)
         .def("apply", apply, "threads"_a, "rows"_a, "out"_a, "type"_a, "out_stride"_a,

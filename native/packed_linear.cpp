@@ -39,7 +39,7 @@ void share_out_panels(ThreadPool& threads, Level level, const PanelProduct& prod
 
 }  // namespace
 
-PackedLinear::PackedLinear(WeightFormat format, int out_features, int in_features)
+PackedLinear::PackedLinear(WeightFormat format, int out_features, int in_features, WeightMemory* memory)
     : format_(format), level_(detected_level()), out_features_(out_features), in_features_(in_features) {
     if (out_features < 1 || in_features < 1 || in_features % kGroupSize != 0) {
         throw std::invalid_argument("a packed matrix has at least one output and a multiple of 32 inputs, not " +
@@ -47,7 +47,8 @@ PackedLinear::PackedLinear(WeightFormat format, int out_features, int in_feature
     }
     num_panels_ = (out_features + kPanelWidth - 1) / kPanelWidth;
     panel_bytes_ = panel_layout(format, in_features).panel_bytes;
-    panels_ = AlignedMemory<std::uint8_t>(static_cast<std::size_t>(num_panels_) * panel_bytes_);
+    const auto num_bytes = static_cast<std::size_t>(num_panels_ * panel_bytes_);
+    panels_ = memory == nullptr ? allocate_weights(num_bytes) : memory->allocate(num_bytes);
 }
 
 void PackedLinear::set_bias(const float* bias) {
@@ -67,7 +68,7 @@ PanelProduct PackedLinear::product(const Activations& activations, int num_rows)
     product.layout = panel_layout(format_, in_features_);
     product.in_features = in_features_;
     product.out_features = out_features_;
-    product.panels = panels_.data();
+    product.panels = panels_.data;
     product.bias = bias_.empty() ? nullptr : bias_.data();
     product.activations = activations;
     product.num_rows = num_rows;

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "activations.h"
-#include "aligned_memory.h"
 #include "cpu_features.h"
 #include "thread_pool.h"
+#include "weight_memory.h"
 
 namespace aquiline {
 
@@ -31,6 +31,13 @@ struct DenseMatrix {
     int in_features;
 };
 
+// The rows of a GGUF tensor, block after block.
+struct GgufMatrix {
+    const std::uint8_t* blocks;
+    int out_features;
+    int in_features;
+};
+
 // y = x W^T + bias.
 //
 // Sixteen outputs form a panel, which is stored contiguously and streams through once per call. The bits of an output
@@ -38,12 +45,14 @@ struct DenseMatrix {
 // threads.
 class PackedLinear {
 public:
-    // Rounded to bfloat16, or quantised as q8_0 or q4_1. The threads share out the panels.
-    static PackedLinear from_matrix(ThreadPool& threads, const DenseMatrix& matrix, WeightFormat format);
+    // Rounded to bfloat16, or quantised as q8_0 or q4_1. The threads share out the panels; `memory`, which may be null,
+    // is where weights that are read together lie together.
+    static PackedLinear from_matrix(ThreadPool& threads, const DenseMatrix& matrix, WeightFormat format,
+                                    WeightMemory* memory);
 
     // From the rows of a GGUF tensor of the same type as `format`, which keeps every weight exactly.
-    static PackedLinear from_gguf(ThreadPool& threads, const std::uint8_t* blocks, int out_features, int in_features,
-                                  WeightFormat format);
+    static PackedLinear from_gguf(ThreadPool& threads, const GgufMatrix& matrix, WeightFormat format,
+                                  WeightMemory* memory);
 
     // Bias of `out_features` numbers, added in float32 to every row; copied.
     void set_bias(const float* bias);
@@ -76,7 +85,7 @@ public:
     void unpack_row(int output, float* weights) const;
 
 private:
-    PackedLinear(WeightFormat format, int out_features, int in_features);
+    PackedLinear(WeightFormat format, int out_features, int in_features, WeightMemory* memory);
 
     PanelProduct product(const Activations& activations, int num_rows) const;
 
@@ -86,7 +95,7 @@ private:
     int in_features_;
     int num_panels_;
     std::int64_t panel_bytes_;
-    AlignedMemory<std::uint8_t> panels_;
+    WeightPiece panels_;
     std::vector<float> bias_;  // empty, or one number for each column of every panel
 };
 

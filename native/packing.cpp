@@ -181,11 +181,12 @@ PanelLayout panel_layout(WeightFormat format, int in_features) {
     return layout;
 }
 
-PackedLinear PackedLinear::from_matrix(ThreadPool& threads, const DenseMatrix& matrix, WeightFormat format) {
+PackedLinear PackedLinear::from_matrix(ThreadPool& threads, const DenseMatrix& matrix, WeightFormat format,
+                                       WeightMemory* memory) {
     if (format == WeightFormat::q4_0) throw std::invalid_argument("matrices are packed as bf16, q8_0 or q4_1");
-    PackedLinear packed(format, matrix.out_features, matrix.in_features);
+    PackedLinear packed(format, matrix.out_features, matrix.in_features, memory);
     const PanelLayout layout = panel_layout(format, matrix.in_features);
-    std::uint8_t* const panels = packed.panels_.data();
+    std::uint8_t* const panels = packed.panels_.data;
     const auto pack_group = [&](int output, int group) {
         float weights[kGroupSize];
         const int first = group * kGroupSize;
@@ -201,23 +202,23 @@ PackedLinear PackedLinear::from_matrix(ThreadPool& threads, const DenseMatrix& m
     return packed;
 }
 
-PackedLinear PackedLinear::from_gguf(ThreadPool& threads, const std::uint8_t* blocks, int out_features,
-                                     int in_features, WeightFormat format) {
-    const int block_bytes = gguf_block_bytes(format), num_groups = in_features / kGroupSize;
-    PackedLinear packed(format, out_features, in_features);
-    const PanelLayout layout = panel_layout(format, in_features);
+PackedLinear PackedLinear::from_gguf(ThreadPool& threads, const GgufMatrix& matrix, WeightFormat format,
+                                     WeightMemory* memory) {
+    const int block_bytes = gguf_block_bytes(format), num_groups = matrix.in_features / kGroupSize;
+    PackedLinear packed(format, matrix.out_features, matrix.in_features, memory);
+    const PanelLayout layout = panel_layout(format, matrix.in_features);
     const auto pack_group = [&](int output, int group) {
         const std::int64_t block = static_cast<std::int64_t>(output) * num_groups + group;
-        write_group(group_place(layout, format, packed.panels_.data(), output, group), format,
-                    read_gguf_block(format, blocks + block * block_bytes));
+        write_group(group_place(layout, format, packed.panels_.data, output, group), format,
+                    read_gguf_block(format, matrix.blocks + block * block_bytes));
     };
-    for_every_group(threads, out_features, num_groups, pack_group);
+    for_every_group(threads, matrix.out_features, num_groups, pack_group);
     return packed;
 }
 
 void PackedLinear::unpack_row(int output, float* weights) const {
     const PanelLayout layout = panel_layout(format_, in_features_);
-    std::uint8_t* const panels = panels_.data();
+    std::uint8_t* const panels = panels_.data;
     if (format_ == WeightFormat::bf16) {
         for (int i = 0; i < in_features_; ++i) {
             weights[i] = aquiline::from_bfloat16(*bfloat16_place(layout, panels, output, i));

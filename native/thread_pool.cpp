@@ -11,7 +11,7 @@
 namespace aquiline {
 namespace {
 
-constexpr auto kWatchTime = std::chrono::microseconds(50);
+constexpr auto kWatchTime = std::chrono::microseconds(400);
 constexpr int kPausesBetweenClockReads = 32;
 constexpr int kPausesBeforeYield = 4096;
 constexpr int kMaxThreads = 1024;

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aquiline.errors import InvalidParameterError
 from aquiline.kernels.cpu.extension import native
-from aquiline.kernels.cpu.packed import PackedLinear, Threads
+from aquiline.kernels.cpu.packed import PackedLinear, Packing, Threads
 from aquiline.models.gguf_blocks import GgufBlocks
 from aquiline.models.model_config import LlamaConfig
 
@@ -60,12 +60,15 @@ class WeightPacker:
     blocks: Mapping[str, GgufBlocks] = field(default_factory=dict)
     num_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        self._packing = Packing.together(self.threads)
+
     def matrices(self, *names: str) -> list[PackedLinear]:
         """Packed linear layers that read the same rows, in order; one where all are stored alike."""
         keys = [f"{name}.weight" for name in names]
         if not any(key in self.blocks for key in keys):
             weights = [self.tensors[key] for key in keys]
-            linear = PackedLinear.from_tensor(_joined(weights), self.kind, self.threads)
+            linear = PackedLinear.from_tensor(_joined(weights), self.kind, self._packing)
             return [self._with_bias(linear, names, [len(weight) for weight in weights])]
         if not all(key in self.blocks for key in keys):
             return [linear for name in names for linear in self.matrices(name)]
@@ -106,7 +109,7 @@ class WeightPacker:
         """One layer of matrices of the same storage type."""
         sizes = [part.shape[0] for part in parts]
         rows = parts[0].blocks if len(parts) == 1 else np.concatenate([part.blocks for part in parts])
-        linear = PackedLinear.from_gguf(rows, parts[0].storage, (sum(sizes), parts[0].shape[1]), self.threads)
+        linear = PackedLinear.from_gguf(rows, parts[0].storage, (sum(sizes), parts[0].shape[1]), self._packing)
         return self._with_bias(linear, names, sizes)
 
     def _with_bias(self, linear: PackedLinear, names: Sequence[str], sizes: Sequence[int]) -> PackedLinear:

@@ -17,6 +17,9 @@ class ThreadPool:
     def num_threads(self) -> int: ...
     def sum_tasks(self, num_tasks: int) -> int: ...
 
+class WeightMemory:
+    def __init__(self) -> None: ...
+
 class PackedLinear:
     @staticmethod
     def pack_matrix(
@@ -26,10 +29,16 @@ class PackedLinear:
         out_features: int,
         in_features: int,
         format: WeightFormat,
+        memory: WeightMemory | None,
     ) -> PackedLinear: ...
     @staticmethod
     def pack_gguf(
-        threads: ThreadPool, blocks: int, out_features: int, in_features: int, format: WeightFormat
+        threads: ThreadPool,
+        blocks: int,
+        out_features: int,
+        in_features: int,
+        format: WeightFormat,
+        memory: WeightMemory | None,
     ) -> PackedLinear: ...
     def set_bias(self, bias: int) -> None: ...
     @property

@@ -5,6 +5,7 @@ Addresses and sizes are handed to the extension module, which trusts them; every
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,6 +44,25 @@ class Threads:
         return self.handle.num_threads
 
 
+@dataclass(frozen=True)
+class Packing:
+    """By whom and where weights are packed.
+
+    Attributes:
+        threads: share out the packing.
+        memory: where weights that are read together lie together, on huge pages where the system has them; None: every
+            matrix has memory of its own.
+    """
+
+    threads: Threads
+    memory: _native.WeightMemory | None = None
+
+    @classmethod
+    def together(cls, threads: Threads) -> Packing:
+        """Packing of the matrices of one model."""
+        return cls(threads, native().WeightMemory())
+
+
 class PackedLinear:
     """rows @ weight.T + bias over packed weights; made by `from_tensor` or `from_gguf`.
 
@@ -59,13 +79,13 @@ class PackedLinear:
         self.in_features = in_features
 
     @classmethod
-    def from_tensor(cls, weight: Tensor, kind: str, threads: Threads | None = None) -> PackedLinear:
+    def from_tensor(cls, weight: Tensor, kind: str, packing: Packing | None = None) -> PackedLinear:
         """Pack a matrix [out_features, in_features] of float32 or bfloat16.
 
         Args:
             kind: bf16 rounds the weights to bfloat16; int8 and int4 quantise them in groups of 32 inputs, int4 with a
                 minimum for each group. Activations are rounded or quantised likewise, to 8 bits in both.
-            threads: share out the packing; None: one.
+            packing: None: one thread, and memory of its own.
 
         Raises:
             InvalidParameterError: an unknown kind, or a weight of another type, device, layout or size.
@@ -84,14 +104,15 @@ class PackedLinear:
         module = native()
         storage = getattr(module.WeightFormat, MATRIX_FORMATS[kind])
         element = _element_type(weight.dtype)
+        packing = packing or Packing(Threads(1))
         handle = module.PackedLinear.pack_matrix(
-            _pool_of(threads), weight.data_ptr(), element, out_features, in_features, storage
+            packing.threads.handle, weight.data_ptr(), element, out_features, in_features, storage, packing.memory
         )
         return cls(handle, kind, out_features, in_features)
 
     @classmethod
     def from_gguf(
-        cls, blocks: np.ndarray, storage: str, shape: tuple[int, int], threads: Threads | None = None
+        cls, blocks: np.ndarray, storage: str, shape: tuple[int, int], packing: Packing | None = None
     ) -> PackedLinear:
         """Pack a GGUF tensor without changing a weight.
 
@@ -99,7 +120,7 @@ class PackedLinear:
             blocks: its bytes, uint8, row after row.
             storage: its type: Q8_0, Q4_0 or Q4_1.
             shape: (out_features, in_features).
-            threads: share out the packing; None: one.
+            packing: None: one thread, and memory of its own.
 
         Raises:
             InvalidParameterError: another type, or bytes that do not fit the shape.
@@ -119,9 +140,10 @@ class PackedLinear:
             raise InvalidParameterError(f"a scale of the {storage} tensor is not finite; fetch the file again")
         level()
         module = native()
-        packing = getattr(module.WeightFormat, storage.lower())
+        packing = packing or Packing(Threads(1))
+        weight_format = getattr(module.WeightFormat, storage.lower())
         handle = module.PackedLinear.pack_gguf(
-            _pool_of(threads), blocks.ctypes.data, out_features, in_features, packing
+            packing.threads.handle, blocks.ctypes.data, out_features, in_features, weight_format, packing.memory
         )
         return cls(handle, storage, out_features, in_features)
 
@@ -183,10 +205,6 @@ class PackedLinear:
         weight = torch.empty((self.out_features, self.in_features))
         self.handle.unpack(weight.data_ptr())
         return weight
-
-
-def _pool_of(threads: Threads | None) -> _native.ThreadPool:
-    return (threads or Threads(1)).handle
 
 
 def scales_of(blocks: np.ndarray, storage: str) -> np.ndarray:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aquiline.errors import InvalidParameterError
 from aquiline.kernels import cpu
-from aquiline.kernels.cpu import PackedLinear, Threads
+from aquiline.kernels.cpu import PackedLinear, Packing, Threads
 from tests.kernels.cpu.levels import with_levels
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
@@ -148,14 +148,15 @@ def test_threads_and_the_type_of_a_matrix_change_nothing(kind: str, dtype: torch
     weight = random_matrix(53, 160, seed=6).bfloat16()
     expected = PackedLinear.from_tensor(weight.float(), kind).unpack()
     for num_threads in (1, 2, 3):
-        packed = PackedLinear.from_tensor(weight.to(dtype), kind, Threads(num_threads))
+        packed = PackedLinear.from_tensor(weight.to(dtype), kind, Packing.together(Threads(num_threads)))
         assert torch.equal(packed.unpack(), expected)
 
 
 @with_storages
 def test_threads_change_nothing_in_a_gguf_tensor(storage: str) -> None:
     blocks = random_blocks(storage)
-    unpacked = [PackedLinear.from_gguf(blocks, storage, (200, 160), Threads(count)).unpack() for count in (1, 2, 3)]
+    packings = [Packing.together(Threads(count)) for count in (1, 2, 3)]
+    unpacked = [PackedLinear.from_gguf(blocks, storage, (200, 160), packing).unpack() for packing in packings]
     assert torch.equal(unpacked[0], unpacked[1]) and torch.equal(unpacked[0], unpacked[2])
 
 
