@@ -28,15 +28,17 @@ private:
 // Call body(row) for every row, on several threads when there is enough work to pay for waking them.
 template <class Body>
 void for_rows(ThreadPool& threads, int num_rows, int numbers_per_row, const Body& body) {
-    constexpr std::int64_t kWorthSharing = 16384;
-    constexpr int kRowsPerTask = 4;
-    if (static_cast<std::int64_t>(num_rows) * numbers_per_row < kWorthSharing) {
+    constexpr std::int64_t kWorthSharing = 2048;
+    constexpr int kMaxRowsPerTask = 4;
+    if (num_rows == 1 || static_cast<std::int64_t>(num_rows) * numbers_per_row < kWorthSharing) {
         for (int row = 0; row < num_rows; ++row) body(row);
         return;
     }
-    threads.run((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](int task) {
-        const int end = task * kRowsPerTask + kRowsPerTask;
-        for (int row = task * kRowsPerTask; row < (end < num_rows ? end : num_rows); ++row) body(row);
+    const int share = (num_rows + threads.num_threads() - 1) / threads.num_threads();
+    const int rows_per_task = share < kMaxRowsPerTask ? share : kMaxRowsPerTask;
+    threads.run((num_rows + rows_per_task - 1) / rows_per_task, [&](int task) {
+        const int end = (task + 1) * rows_per_task;
+        for (int row = task * rows_per_task; row < (end < num_rows ? end : num_rows); ++row) body(row);
     });
 }
 

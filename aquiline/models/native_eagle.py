@@ -59,7 +59,7 @@ class NativeEagle:
             UnsupportedFeatureError: there are no native kernels.
             InvalidParameterError: an unknown quantization, or sizes that cannot be packed.
         """
-        kind = kind_of("int8" if quantization == "auto" else quantization)
+        kind = kind_of("int4" if quantization == "auto" else quantization)
         packer = WeightPacker(tensors, kind, target.threads)
         embedding = packer.embedding("embed_tokens") if config.has_own_embedding else target.embedding
         head = packer.matrices("lm_head")[0] if config.has_own_head else target.head
