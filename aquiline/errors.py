@@ -25,6 +25,10 @@ class AquilineError(Exception):
 class UserError(AquilineError):
     """Something the caller did and can mend."""
 
+    def __str__(self) -> str:
+        """The message on one line: names out of files and prompts may hold anything."""
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in super().__str__())
+
 
 class InvalidParameterError(UserError):
     """A setting or sampling parameter is outside what is allowed."""

@@ -8,6 +8,8 @@ namespace aquiline {
 
 namespace {
 
+constexpr int kTilesPerThread = 2;
+
 struct TileRange {
     int first_row;
     int num_rows;
@@ -37,21 +39,39 @@ float* scratch_of_this_thread(std::int64_t size) {
 
 }  // namespace
 
-std::int64_t attention_scratch_size(const HeadShape& shape, int num_rows) {
+std::int64_t attention_queries_size(const HeadShape& shape, int num_rows) {
     const std::int64_t width = (shape.head_dim + 15) / 16 * 16;
     const std::int64_t num_queries = static_cast<std::int64_t>(num_rows) * shape.heads_per_group();
     const std::int64_t numbers_per_query = 2 * width + kContextChunk + 2;
-    return (num_queries * numbers_per_query + 15) / 16 * 16 + 2 * kContextChunk * width;
+    return (num_queries * numbers_per_query + 15) / 16 * 16;
+}
+
+std::int64_t attention_scratch_size(const HeadShape& shape, int num_rows, int num_kv_heads) {
+    const std::int64_t width = (shape.head_dim + 15) / 16 * 16;
+    return num_kv_heads * attention_queries_size(shape, num_rows) + 2 * kContextChunk * width;
+}
+
+AttentionTile tile_of_head(const AttentionTile& tile, int index) {
+    const std::int64_t first_column = static_cast<std::int64_t>(index) * tile.shape.heads_per_group() * tile.shape.head_dim;
+    AttentionTile part = tile;
+    part.query += first_column;
+    part.out += first_column;
+    part.first_kv_head += index;
+    part.num_kv_heads = 1;
+    return part;
 }
 
 void attention(ThreadPool& threads, const KernelTable& kernels, const float* query, std::int64_t query_stride,
                const std::vector<AttentionRow>& rows, int first_position, const KVMemory& memory,
                const HeadShape& shape, float* out, std::int64_t out_stride) {
     const std::vector<TileRange> tiles = share_out(rows, shape.num_kv_heads, threads.num_threads());
-    const int num_tasks = static_cast<int>(tiles.size()) * shape.num_kv_heads;
-    threads.run(num_tasks, [&](int task) {
-        const TileRange range = tiles[static_cast<std::size_t>(task / shape.num_kv_heads)];
-        const int kv_head = task % shape.num_kv_heads;
+    // The heads of a slot lie side by side, so they are read together where there are tiles enough for all threads.
+    const bool is_whole = static_cast<int>(tiles.size()) >= kTilesPerThread * threads.num_threads();
+    const int heads_per_task = is_whole ? shape.num_kv_heads : 1;
+    const int tasks_per_tile = shape.num_kv_heads / heads_per_task;
+    threads.run(static_cast<int>(tiles.size()) * tasks_per_tile, [&](int task) {
+        const TileRange range = tiles[static_cast<std::size_t>(task / tasks_per_tile)];
+        const int kv_head = task % tasks_per_tile;
         const std::int64_t first_column = static_cast<std::int64_t>(kv_head) * shape.heads_per_group() * shape.head_dim;
         AttentionTile tile{};
         tile.query = query + range.first_row * query_stride + first_column;
@@ -63,8 +83,9 @@ void attention(ThreadPool& threads, const KernelTable& kernels, const float* que
         tile.first_position = first_position;
         tile.memory = memory;
         tile.shape = shape;
-        tile.kv_head = kv_head;
-        tile.scratch = scratch_of_this_thread(attention_scratch_size(shape, range.num_rows));
+        tile.first_kv_head = kv_head;
+        tile.num_kv_heads = heads_per_task;
+        tile.scratch = scratch_of_this_thread(attention_scratch_size(shape, range.num_rows, heads_per_task));
         kernels.attend(tile);
     });
 }

@@ -31,8 +31,9 @@ struct AttentionRow {
     int num_positions() const { return visible_len == 0 ? 0 : visible_len + path_len; }
 };
 
+// Some rows, for the query heads of some neighbouring K/V heads.
 struct AttentionTile {
-    const float* query;           // first row, first head of the group
+    const float* query;           // first row, first of those heads
     std::int64_t query_stride;    // from row to row
     float* out;
     std::int64_t out_stride;
@@ -41,11 +42,18 @@ struct AttentionTile {
     int first_position;
     KVMemory memory;
     HeadShape shape;
-    int kv_head;
+    int first_kv_head;
+    int num_kv_heads;
     float* scratch;               // attention_scratch_size(...) floats, aligned to a cache line
 };
 
-std::int64_t attention_scratch_size(const HeadShape& shape, int num_rows);
+std::int64_t attention_scratch_size(const HeadShape& shape, int num_rows, int num_kv_heads);
+
+// The part of it that holds the queries of one K/V head.
+std::int64_t attention_queries_size(const HeadShape& shape, int num_rows);
+
+// A tile of one K/V head of `tile`; `index` counts from 0.
+AttentionTile tile_of_head(const AttentionTile& tile, int index);
 
 // out[row, head] = softmax(query . key / sqrt(head_dim)) . value, for all heads of all rows.
 void attention(ThreadPool& threads, const KernelTable& kernels, const float* query, std::int64_t query_stride,

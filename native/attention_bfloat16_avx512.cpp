@@ -23,6 +23,7 @@ namespace {
 
 constexpr int kBlockQueries = 4;
 constexpr int kColumnVectors = 4;                       // of one pass over the values: 64 numbers of a head
+constexpr int kLineBytes = 64;
 constexpr int kPositionPairs = kContextChunk / 2;
 constexpr float kMinusInfinity = -__builtin_inff();
 
@@ -49,7 +50,8 @@ struct Block {
     Span spans[kBlockQueries];
 };
 
-TileState place_state(const AttentionTile& tile) {
+// The state of the K/V head number `index` of a tile; all of them use one chunk.
+TileState place_state(const AttentionTile& tile, int index) {
     const std::int64_t width = tile.shape.head_dim;
     const std::int64_t num_queries = static_cast<std::int64_t>(tile.num_rows) * tile.shape.heads_per_group();
     float* next = tile.scratch;
@@ -61,6 +63,7 @@ TileState place_state(const AttentionTile& tile) {
     TileState state{};
     state.keys = reinterpret_cast<__m512i*>(take(width));
     state.values = reinterpret_cast<__m512i*>(take(width));
+    take(index * attention_queries_size(tile.shape, tile.num_rows) / kLanes);
     state.queries = reinterpret_cast<__m512i*>(take(num_queries * width / 32));
     state.totals = reinterpret_cast<__m512*>(take(num_queries * width / 16));
     state.sums = reinterpret_cast<__m512*>(take(num_queries));
@@ -121,7 +124,7 @@ void load_chunk(const AttentionTile& tile, const TileState& state, const std::in
     const auto* const values = static_cast<const std::uint16_t*>(tile.memory.values.numbers);
     const auto row_at = [&](const std::uint16_t* numbers, int position, int start) {
         if (slots[position] < 0) return _mm512_setzero_si512();
-        const std::int64_t head = slots[position] * tile.shape.num_kv_heads + tile.kv_head;
+        const std::int64_t head = slots[position] * tile.shape.num_kv_heads + tile.first_kv_head;
         return _mm512_loadu_si512(numbers + head * width + start);
     };
     for (int start = 0; start < width; start += 32) {
@@ -342,6 +345,23 @@ void finish_rows(const AttentionTile& tile, const TileState& state) {
     }
 }
 
+// Read one number of every line of a chunk of pages, in the order in which they lie: heads of a slot are neighbours, but
+// each is used at another time. Loads teach the processor's own prefetchers the way; prefetch instructions do not.
+void touch_chunk(const AttentionTile& tile, int chunk_start) {
+    const AttentionRow& row = tile.rows[tile.num_rows - 1];
+    const int rest = row.visible_len - chunk_start;
+    const int head_bytes = tile.shape.head_dim * 2;
+    for (const StoredHeads& stored : {tile.memory.keys, tile.memory.values}) {
+        for (int i = 0; i < (rest < kContextChunk ? rest : kContextChunk); ++i) {
+            const std::int64_t head = row.key_slots[chunk_start + i] * tile.shape.num_kv_heads + tile.first_kv_head;
+            const char* const first = static_cast<const char*>(stored.numbers) + head * head_bytes;
+            for (int at = 0; at < tile.num_kv_heads * head_bytes; at += kLineBytes) {
+                (void)*reinterpret_cast<const volatile char*>(first + at);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 bool can_attend_bfloat16(const AttentionTile& tile) {
@@ -349,17 +369,22 @@ bool can_attend_bfloat16(const AttentionTile& tile) {
 }
 
 void attend_bfloat16_avx512(const AttentionTile& tile) {
-    const TileState state = place_state(tile);
-    start_state(tile, state);
     int longest = 0;
     for (int row = 0; row < tile.num_rows; ++row) {
         if (tile.rows[row].num_positions() > longest) longest = tile.rows[row].num_positions();
     }
+    const auto for_heads = [&](const auto& body) {
+        for (int index = 0; index < tile.num_kv_heads; ++index) body(tile_of_head(tile, index), place_state(tile, index));
+    };
+    for_heads([](const AttentionTile& part, const TileState& state) { start_state(part, state); });
     for (int chunk_start = 0; chunk_start < longest; chunk_start += kContextChunk) {
-        attend_pages(tile, state, chunk_start);
-        for (int row = 0; row < tile.num_rows; ++row) attend_path(tile, state, chunk_start, row);
+        touch_chunk(tile, chunk_start);
+        for_heads([&](const AttentionTile& part, const TileState& state) {
+            attend_pages(part, state, chunk_start);
+            for (int row = 0; row < tile.num_rows; ++row) attend_path(part, state, chunk_start, row);
+        });
     }
-    finish_rows(tile, state);
+    for_heads([](const AttentionTile& part, const TileState& state) { finish_rows(part, state); });
 }
 
 }  // namespace aquiline

@@ -90,7 +90,7 @@ inline void widen_head(const StoredHeads& stored, KVType type, std::int64_t head
 }
 
 inline void load_position(const AttentionTile& tile, const TileState& state, int width, int index, std::int64_t slot) {
-    const std::int64_t head = slot * tile.shape.num_kv_heads + tile.kv_head;
+    const std::int64_t head = slot * tile.shape.num_kv_heads + tile.first_kv_head;
     const KVMemory& memory = tile.memory;
     widen_head(memory.keys, memory.type, head, tile.shape.head_dim, state.keys + index * width);
     widen_head(memory.values, memory.type, head, tile.shape.head_dim, state.values + index * width);
@@ -254,12 +254,15 @@ inline void attend_tile(const AttentionTile& tile, int width) {
 
 void attend(const AttentionTile& tile) {
     const int num_lanes = (tile.shape.head_dim + kLanes - 1) / kLanes;
-    if (num_lanes == 4) {
-        attend_tile<4>(tile, 4 * kLanes);
-    } else if (num_lanes == 8) {
-        attend_tile<8>(tile, 8 * kLanes);
-    } else {
-        attend_tile<0>(tile, num_lanes * kLanes);
+    for (int index = 0; index < tile.num_kv_heads; ++index) {
+        const AttentionTile part = tile_of_head(tile, index);
+        if (num_lanes == 4) {
+            attend_tile<4>(part, 4 * kLanes);
+        } else if (num_lanes == 8) {
+            attend_tile<8>(part, 8 * kLanes);
+        } else {
+            attend_tile<0>(part, num_lanes * kLanes);
+        }
     }
 }
 

@@ -21,6 +21,7 @@ JSON_KEYS = [
     "text",
     "token_ids",
     "finish_reason",
+    "stop_reason",
     "num_prompt_tokens",
     "num_committed_tokens",
     "num_verify_steps",
@@ -182,7 +183,7 @@ def test_explain_draws_every_step_and_still_answers(llm: FakeLLM, capsys: pytest
         pytest.param(["--temp", "1"], "--temp", id="abbreviated-option"),
         pytest.param(["--prompts", "no-such-file.jsonl"], "no-such-file.jsonl cannot be read", id="file-missing"),
         pytest.param(["--prompts", "."], ". cannot be read", id="file-is-folder"),
-        pytest.param(["stray\nword"], "unrecognized arguments: stray word", id="stray-line-break"),
+        pytest.param(["stray\nword"], "unrecognized arguments: stray\\nword", id="stray-line-break"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
@@ -204,7 +205,7 @@ def test_an_incomplete_command_is_one_line_and_status_2(
 @pytest.mark.parametrize(
     ("failure", "status", "message"),
     [
-        pytest.param(ModelFormatError("tensor a\nis missing"), 2, "error: tensor a is missing\n", id="user-error"),
+        pytest.param(ModelFormatError("tensor a\nis missing"), 2, "error: tensor a\\nis missing\n", id="user-error"),
         pytest.param(
             InternalError("states differ"), 1, "internal error: InternalError: states differ; ", id="internal"
         ),

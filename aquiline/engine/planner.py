@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from aquiline.config import SpeculativeConfig
-from aquiline.speculation import NO_TREE, TreeShape, chain, tree_from_paths
+from aquiline.speculation import NO_TREE, DynamicTree, TreeShape, chain, tree_from_paths
 
-# The first row fills the eight rows that cost one matrix product little more than one row does.
+# Most decoding requests of a step, and the shape they grow.
 _AUTO_SHAPES: tuple[tuple[int, TreeShape], ...] = (
-    (1, tree_from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])),
+    (1, DynamicTree(steps=2, topk=3, num_draft_tokens=4)),
+    (2, DynamicTree(steps=2, topk=2, num_draft_tokens=2)),
+    (4, chain(1)),
+)
+# The multi-round rule needs shapes that are fixed before anything is drawn.
+_AUTO_STATIC_SHAPES: tuple[tuple[int, TreeShape], ...] = (
+    (1, tree_from_paths([(0,), (1,), (2,), (0, 0)])),
     (4, chain(1)),
 )
 
@@ -17,23 +23,24 @@ class Planner:
 
     `off` never grows a tree and a fixed shape is used as it is. `auto` looks up the number of decoding requests:
 
-        decoding requests   shape
-        1                   7 nodes, three levels: 0 1 2 / 00 01 10 / 000
-        2 to 4              a chain of 1
-        more                none
+        decoding requests   shape                                              under the multi-round rule
+        1                   the best 4 nodes of two levels of up to 3          4 nodes: 0 1 2 / 00
+        2                   the best 2 nodes of two levels of up to 2          a chain of 1
+        3 to 4              a chain of 1                                       a chain of 1
+        more                none                                               none
 
-    The table holds where it was measured: the quickstart model and its head in bfloat16 on two CPU cores. It knows
-    nothing of the backend; 4-bit weights, for which plain decoding is twice as fast, do better with `off`.
+    The table holds where it was measured: the quickstart model and its head on native kernels and two CPU cores.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._mode = config.mode
+        self._auto_shapes = _AUTO_STATIC_SHAPES if config.acceptance == "multi_round" else _AUTO_SHAPES
 
     @property
     def shapes(self) -> tuple[TreeShape, ...]:
         """Every shape that `choose` may return."""
         if self._mode.is_auto:
-            return (*(shape for _, shape in _AUTO_SHAPES), NO_TREE)
+            return (*(shape for _, shape in self._auto_shapes), NO_TREE)
         return (self._mode.shape or NO_TREE,)
 
     def choose(self, num_decode_requests: int) -> TreeShape:
@@ -44,7 +51,7 @@ class Planner:
         """
         if not self._mode.is_auto:
             return self._mode.shape or NO_TREE
-        for max_decode_requests, shape in _AUTO_SHAPES:
+        for max_decode_requests, shape in self._auto_shapes:
             if num_decode_requests <= max_decode_requests:
                 return shape
         return NO_TREE

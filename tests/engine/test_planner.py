@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from aquiline.config import SpeculativeConfig
 from aquiline.engine.planner import Planner
-from aquiline.speculation import NO_TREE, StaticTree, chain, parse_speculation
+from aquiline.speculation import NO_TREE, StaticTree, parse_speculation
 
 
 def planner(text: str) -> Planner:
@@ -28,25 +26,22 @@ def test_off_never_grows_a_tree(num_decode_requests: int) -> None:
 
 @pytest.mark.parametrize(
     ("num_decode_requests", "num_draft_tokens", "depth"),
-    [(0, 7, 3), (1, 7, 3), (2, 1, 1), (4, 1, 1), (5, 0, 0), (500, 0, 0)],
+    [(0, 4, 2), (1, 4, 2), (2, 2, 2), (3, 1, 1), (4, 1, 1), (5, 0, 0), (500, 0, 0)],
 )
 def test_auto_shrinks_with_the_load(num_decode_requests: int, num_draft_tokens: int, depth: int) -> None:
     shape = planner("auto").choose(num_decode_requests)
     assert (shape.num_draft_tokens, shape.depth) == (num_draft_tokens, depth)
 
 
-def test_auto_shapes_contain_each_other() -> None:
-    def paths(shape: StaticTree) -> set[tuple[int, ...]]:
-        found: list[tuple[int, ...]] = [()]
-        for node in range(1, len(shape.parents)):
-            found.append((*found[shape.parents[node]], shape.ranks[node]))
-        return set(found)
-
-    shapes = [planner("auto").choose(load) for load in (5, 4, 1)]
-    static = [shape for shape in shapes if isinstance(shape, StaticTree)]
-    assert len(static) == 3
-    assert all(paths(small) < paths(large) for small, large in pairwise(static))
-    assert static[1] == chain(1)
+def test_auto_takes_fixed_shapes_where_the_rule_needs_them() -> None:
+    rule = SpeculativeConfig(parse_speculation("auto"), "multi_round")
+    sizes = []
+    for load in (1, 2, 4, 5):
+        shape = Planner(rule).choose(load)
+        assert isinstance(shape, StaticTree)
+        sizes.append(shape.num_draft_tokens)
+    assert sizes == [4, 1, 1, 0]
+    assert set(Planner(rule).shapes) == {Planner(rule).choose(load) for load in range(40)}
 
 
 @pytest.mark.parametrize("text", ["auto", "off", "chain:4", "dynamic:steps=3,topk=2,nodes=6"])
