@@ -9,8 +9,9 @@
 namespace aquiline {
 namespace {
 
-// More tasks than threads, so that a thread which loses its core for a while holds up little.
-constexpr int kTasksPerThread = 4;
+// More tasks than threads, so that a thread which loses its core for a while holds up little; not many more, for a thread
+// reads ahead of the task it is at.
+constexpr int kTasksPerThread = 2;
 
 PanelProduct output_into(PanelProduct product, OutputKind kind, void* out, std::int64_t out_stride) {
     product.output_kind = kind;
