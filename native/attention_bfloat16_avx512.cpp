@@ -329,18 +329,18 @@ void attend_path(const AttentionTile& tile, const TileState& state, int chunk_st
     }
 }
 
-void finish_rows(const AttentionTile& tile, const TileState& state) {
+void write_partials(const AttentionTile& tile, const TileState& state) {
     const int heads = tile.shape.heads_per_group(), width = tile.shape.head_dim;
+    const PartialLayout layout(tile.shape);
     for (int row = 0; row < tile.num_rows; ++row) {
         for (int head = 0; head < heads; ++head) {
             const std::int64_t query = static_cast<std::int64_t>(row) * heads + head;
-            const float sum = sum_of_lanes(lanes_of(state.sums[query]));
-            // A row that sees nothing has summed nothing; dividing by 1 leaves its zeros.
-            const __m512 divisor = _mm512_set1_ps(sum > 0.0f ? sum : 1.0f);
-            float* const target = tile.out + row * tile.out_stride + head * width;
+            float* const partial = tile.partials + row * tile.partials_stride + head * layout.size;
             for (int i = 0; i < width / 16; ++i) {
-                _mm512_storeu_ps(target + 16 * i, _mm512_div_ps(state.totals[query * (width / 16) + i], divisor));
+                _mm512_storeu_ps(partial + 16 * i, state.totals[query * (width / 16) + i]);
             }
+            partial[layout.peak_at()] = state.peaks[query];
+            partial[layout.sum_at()] = sum_of_lanes(lanes_of(state.sums[query]));
         }
     }
 }
@@ -369,22 +369,19 @@ bool can_attend_bfloat16(const AttentionTile& tile) {
 }
 
 void attend_bfloat16_avx512(const AttentionTile& tile) {
-    int longest = 0;
-    for (int row = 0; row < tile.num_rows; ++row) {
-        if (tile.rows[row].num_positions() > longest) longest = tile.rows[row].num_positions();
-    }
     const auto for_heads = [&](const auto& body) {
         for (int index = 0; index < tile.num_kv_heads; ++index) body(tile_of_head(tile, index), place_state(tile, index));
     };
     for_heads([](const AttentionTile& part, const TileState& state) { start_state(part, state); });
-    for (int chunk_start = 0; chunk_start < longest; chunk_start += kContextChunk) {
+    const int end = tile.end_position();
+    for (int chunk_start = tile.segment_start; chunk_start < end; chunk_start += kContextChunk) {
         touch_chunk(tile, chunk_start);
         for_heads([&](const AttentionTile& part, const TileState& state) {
             attend_pages(part, state, chunk_start);
             for (int row = 0; row < tile.num_rows; ++row) attend_path(part, state, chunk_start, row);
         });
     }
-    for_heads([](const AttentionTile& part, const TileState& state) { finish_rows(part, state); });
+    for_heads([](const AttentionTile& part, const TileState& state) { write_partials(part, state); });
 }
 
 }  // namespace aquiline

@@ -198,15 +198,16 @@ inline void attend_chunk(const TileState& state, int row, int heads, int width, 
     }
 }
 
-inline void finish_rows(const AttentionTile& tile, const TileState& state, int width) {
-    const int heads = tile.shape.heads_per_group(), head_dim = tile.shape.head_dim;
+inline void write_partials(const AttentionTile& tile, const TileState& state, int width) {
+    const int heads = tile.shape.heads_per_group();
+    const PartialLayout layout(tile.shape);
     for (int row = 0; row < tile.num_rows; ++row) {
         for (int head = 0; head < heads; ++head) {
             const std::int64_t query = static_cast<std::int64_t>(row) * heads + head;
-            // A row that sees nothing has summed nothing; dividing by 1 leaves its zeros.
-            const float divisor = state.sums[query] > 0.0f ? state.sums[query] : 1.0f;
-            float* target = tile.out + row * tile.out_stride + head * head_dim;
-            for (int i = 0; i < head_dim; ++i) target[i] = state.totals[query * width + i] / divisor;
+            float* const partial = tile.partials + row * tile.partials_stride + head * layout.size;
+            std::memcpy(partial, state.totals + query * width, sizeof(float) * static_cast<std::size_t>(width));
+            partial[layout.peak_at()] = state.peaks[query];
+            partial[layout.sum_at()] = state.sums[query];
         }
     }
 }
@@ -216,11 +217,8 @@ inline void attend_tile(const AttentionTile& tile, int width) {
     const TileState state = place_state(tile, width);
     const int heads = tile.shape.heads_per_group();
     start_state(tile, state, width);
-    int longest = 0;
-    for (int row = 0; row < tile.num_rows; ++row) {
-        if (tile.rows[row].num_positions() > longest) longest = tile.rows[row].num_positions();
-    }
-    for (int chunk_start = 0; chunk_start < longest; chunk_start += kContextChunk) {
+    const int end = tile.end_position();
+    for (int chunk_start = tile.segment_start; chunk_start < end; chunk_start += kContextChunk) {
         Span shared{kContextChunk, 0};
         for (int row = 0; row < tile.num_rows; ++row) {
             const Span span = seen_span(tile, tile.rows[row], chunk_start);
@@ -249,7 +247,23 @@ inline void attend_tile(const AttentionTile& tile, int width) {
             attend_chunk<kWidth>(state, row, heads, width, span);
         }
     }
-    finish_rows(tile, state, width);
+    write_partials(tile, state, width);
+}
+
+// Take what a query summed over a later segment into what it summed before.
+void merge_partial(const float* later, const PartialLayout& layout, float* sums) {
+    const float later_peak = later[layout.peak_at()], before = sums[layout.peak_at()];
+    if (later_peak == kMinusInfinity) return;
+    const float peak = later_peak > before ? later_peak : before;
+    Lanes factors = broadcast(before - peak);
+    factors.parts[0][1] = later_peak - peak;
+    factors = exponential(factors);
+    const float kept = factors[0], added = factors[1];
+    for (int i = 0; i < layout.width; i += kLanes) {
+        store(sums + i, multiply_add(load(later + i), broadcast(added), load(sums + i) * kept));
+    }
+    sums[layout.peak_at()] = peak;
+    sums[layout.sum_at()] = sums[layout.sum_at()] * kept + later[layout.sum_at()] * added;
 }
 
 void attend(const AttentionTile& tile) {

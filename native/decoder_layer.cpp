@@ -74,8 +74,9 @@ void DecoderLayer::attend(const LayerContext& context, const Activations& input,
     weights_.query_key_value.apply(context.threads, input, num_rows, projected.row(0), total_width);
     for_rows(context.threads, num_rows, total_width, [&](int row) { rotate_and_store(context, memory, row); });
     workspace.mixed.resize(num_rows, query_width);
-    attention(context.threads, context.kernels, projected.row(0), total_width, context.step.attention,
-              context.step.first_position, memory, heads, workspace.mixed.row(0), query_width);
+    const AttentionRows queries{projected.row(0), total_width, workspace.mixed.row(0), query_width,
+                                context.step.first_position};
+    attention(context.threads, context.kernels, queries, context.step.attention, memory, heads);
     workspace.output_input.resize(weights_.output, num_rows);
     for_rows(context.threads, num_rows, query_width,
              [&](int row) { workspace.output_input.set_row(row, workspace.mixed.row(row)); });

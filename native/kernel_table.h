@@ -12,6 +12,7 @@
 namespace aquiline {
 
 struct AttentionTile;
+struct PartialLayout;
 
 // The largest of some scores and where it stands; the lowest id of several.
 struct Candidate {
@@ -45,8 +46,11 @@ struct KernelTable {
     // finite gets a scale that is none either.
     float (*quantize_head)(const float* head, int width, std::int8_t* out);
 
-    // Attention of some rows that share their pages, for the query heads of one K/V head.
+    // Attention of some rows that share their pages over one segment.
     void (*attend)(const AttentionTile& tile);
+
+    // Take what a query summed over a later segment into what it summed before.
+    void (*merge_partial)(const float* later, const PartialLayout& layout, float* sums);
 
     // The best of scores[0 .. count - 1], whose ids are first_id, first_id + 1, ...
     Candidate (*largest)(const float* scores, int count, std::int64_t first_id);

@@ -90,8 +90,8 @@ void run_attention(ThreadPool& threads, const AttentionCall& call, Address query
     const std::vector<AttentionRow> rows = spread_groups(groups, num_rows, first_position, call.memory.num_slots());
     const std::int64_t width = static_cast<std::int64_t>(call.shape.num_heads) * call.shape.head_dim;
     nb::gil_scoped_release release;
-    attention(threads, kernels(), pointer<const float>(query), width, rows, first_position, call.memory.layers().front(),
-              call.shape, pointer<float>(out), width);
+    const AttentionRows queries{pointer<const float>(query), width, pointer<float>(out), width, first_position};
+    attention(threads, kernels(), queries, rows, call.memory.layers().front(), call.shape);
 }
 
 void quantize_heads(Address heads, int num_heads, int head_dim, Address numbers, Address scales) {
