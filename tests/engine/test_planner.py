@@ -6,7 +6,7 @@ import pytest
 
 from aquiline.config import SpeculativeConfig
 from aquiline.engine.planner import Planner
-from aquiline.speculation import NO_TREE, StaticTree, parse_speculation
+from aquiline.speculation import NO_TREE, parse_speculation
 
 
 def planner(text: str) -> Planner:
@@ -26,22 +26,11 @@ def test_off_never_grows_a_tree(num_decode_requests: int) -> None:
 
 @pytest.mark.parametrize(
     ("num_decode_requests", "num_draft_tokens", "depth"),
-    [(0, 2, 2), (1, 2, 2), (2, 1, 1), (3, 0, 0), (500, 0, 0)],
+    [(0, 1, 1), (1, 1, 1), (2, 1, 1), (3, 0, 0), (500, 0, 0)],
 )
 def test_auto_shrinks_with_the_load(num_decode_requests: int, num_draft_tokens: int, depth: int) -> None:
     shape = planner("auto").choose(num_decode_requests)
     assert (shape.num_draft_tokens, shape.depth) == (num_draft_tokens, depth)
-
-
-def test_auto_takes_fixed_shapes_where_the_rule_needs_them() -> None:
-    rule = SpeculativeConfig(parse_speculation("auto"), "multi_round")
-    sizes = []
-    for load in (1, 2, 3):
-        shape = Planner(rule).choose(load)
-        assert isinstance(shape, StaticTree)
-        sizes.append(shape.num_draft_tokens)
-    assert sizes == [2, 1, 0]
-    assert set(Planner(rule).shapes) == {Planner(rule).choose(load) for load in range(40)}
 
 
 @pytest.mark.parametrize("text", ["auto", "off", "chain:4", "dynamic:steps=3,topk=2,nodes=6"])

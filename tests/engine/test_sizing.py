@@ -80,7 +80,7 @@ def test_a_cache_larger_than_the_memory_is_refused() -> None:
         ("tree:3x2x1", 15),
         ("dynamic:steps=5,topk=4,nodes=16", 20),
         ("dynamic:steps=2,topk=4,nodes=20", 20),
-        ("auto", 4),
+        ("auto", 1),
     ],
 )
 def test_scratch_holds_the_largest_tree(mode: str, scratch: int) -> None:
