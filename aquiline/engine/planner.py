@@ -12,10 +12,10 @@ _AUTO_SHAPES: tuple[tuple[int, TreeShape], ...] = ((2, chain(1)),)
 class Planner:
     """Chooses the tree of every step; measured costs and learnt acceptance will replace the table behind this call.
 
-    `off` never grows a tree and a fixed shape is used as it is. `auto` looks up the number of decoding requests: a chain of
-    1 for one or two, none for more. That holds where it was measured: the quickstart model with 4-bit weights and its head,
-    on native kernels and two CPU cores, where a further row of a verify costs 5 to 15 % of a step, depending on what else
-    the machine does. Larger trees win for weights that take longer to read, such as bfloat16.
+    `off` never grows a tree and a fixed shape is used as it is. `auto` looks up the number of decoding requests: a
+    chain of 1 for one or two, none for more. That holds where it was measured: the quickstart model with 4-bit weights
+    and its head, on native kernels and two CPU cores, where a further row of a verify costs 5 to 15 % of a step,
+    depending on what else the machine does. Larger trees win for weights that take longer to read, such as bfloat16.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
