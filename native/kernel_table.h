@@ -55,10 +55,7 @@ struct KernelTable {
     // The best of scores[0 .. count - 1], whose ids are first_id, first_id + 1, ...
     Candidate (*largest)(const float* scores, int count, std::int64_t first_id);
 
-    // The best of score + Gumbel noise.
-    Candidate (*largest_with_noise)(const float* scores, int count, std::int64_t first_id, NoiseKey key);
-
-    // The noise itself: 32 random bits, and a standard Gumbel number, of ids first_id, first_id + 1, ...
+    // Noise: 32 random bits, and a standard Gumbel number, of ids first_id, first_id + 1, ...
     void (*noise_bits)(std::int64_t first_id, int count, NoiseKey key, std::uint32_t* out);
     void (*gumbel_noise)(std::int64_t first_id, int count, NoiseKey key, float* out);
 

@@ -8,7 +8,7 @@ namespace aquiline {
 
 const KernelTable avx2_kernels = {
     rms_norm,      rotate, silu_multiply, exponentials,       round_to_bfloat16, widen_bfloat16,
-    quantize_head, attend, merge_partial, largest,       largest_with_noise, noise_bits,        gumbel_noise,
+    quantize_head, attend, merge_partial, largest, noise_bits,        gumbel_noise,
     logit_kernels,
 };
 

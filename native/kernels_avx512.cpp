@@ -17,7 +17,7 @@ void attend_fastest(const AttentionTile& tile) {
 
 const KernelTable avx512_kernels = {
     rms_norm,      rotate, silu_multiply, exponentials,       round_to_bfloat16, widen_bfloat16,
-    quantize_head, attend_fastest, merge_partial, largest, largest_with_noise, noise_bits,        gumbel_noise,
+    quantize_head, attend_fastest, merge_partial, largest, noise_bits,        gumbel_noise,
     logit_kernels,
 };
 

@@ -13,7 +13,6 @@
 #include "kernel_table.h"
 #include "memory_address.h"
 #include "model_memory.h"
-#include "sampling.h"
 #include "step_rows.h"
 
 namespace nb = nanobind;
@@ -99,12 +98,6 @@ void quantize_heads(Address heads, int num_heads, int head_dim, Address numbers,
                 {pointer<void>(numbers), pointer<float>(scales)}, 0);
 }
 
-void draw(ThreadPool& threads, Address scores, int num_rows, std::int64_t num_columns, Address keys, Address is_greedy,
-          Address ids) {
-    draw_tokens(threads, kernels(), pointer<const float>(scores), num_columns, num_rows, num_columns,
-                pointer<const std::int64_t>(keys), pointer<const bool>(is_greedy), pointer<std::int64_t>(ids));
-}
-
 NoiseKey noise_key(std::uint32_t first, std::uint32_t second) { return {first, second}; }
 
 void noise_bits(std::int64_t first_id, int count, std::uint32_t first_word, std::uint32_t second_word, Address out) {
@@ -129,8 +122,6 @@ void bind_kernels(nb::module_& module) {
     module.def("quantize_heads", quantize_heads, "heads"_a, "num_heads"_a, "head_dim"_a, "numbers"_a, "scales"_a);
     module.def("attention", run_attention, "threads"_a, "call"_a, "query"_a, "num_rows"_a, "groups"_a,
                "first_position"_a, "out"_a);
-    module.def("draw_tokens", draw, "threads"_a, "scores"_a, "num_rows"_a, "num_columns"_a, "keys"_a, "is_greedy"_a,
-               "ids"_a, nb::call_guard<nb::gil_scoped_release>());
     module.def("noise_bits", noise_bits, "first_id"_a, "count"_a, "first_word"_a, "second_word"_a, "out"_a);
     module.def("gumbel_noise", gumbel_noise, "first_id"_a, "count"_a, "first_word"_a, "second_word"_a, "out"_a);
 }

@@ -56,30 +56,17 @@ inline Candidate best_of(const LaneCandidates& lanes, std::int64_t first_id) {
     return best;
 }
 
-template <class Score>
-inline Candidate largest_score(const float* scores, int count, std::int64_t first_id, Score score) {
+Candidate largest(const float* scores, int count, std::int64_t first_id) {
     const Lanes lowest = broadcast(-__builtin_inff());
     const IntLanes numbers = lane_numbers();
     LaneCandidates lanes{lowest, numbers};
     int place = 0;
-    for (; place + kLanes <= count; place += kLanes) {
-        lanes.offer(score(load(scores + place), place), numbers + place);
-    }
+    for (; place + kLanes <= count; place += kLanes) lanes.offer(load(scores + place), numbers + place);
     if (place < count) {
-        const Lanes values = score(load_first(scores + place, count - place), place);
+        const Lanes values = load_first(scores + place, count - place);
         lanes.offer(select(is_below(numbers, count - place), values, lowest), numbers + place);
     }
     return best_of(lanes, first_id);
-}
-
-Candidate largest(const float* scores, int count, std::int64_t first_id) {
-    return largest_score(scores, count, first_id, [](Lanes values, int) { return values; });
-}
-
-Candidate largest_with_noise(const float* scores, int count, std::int64_t first_id, NoiseKey key) {
-    return largest_score(scores, count, first_id, [&](Lanes values, int place) {
-        return values + gumbel_of(random_bits(ids_from(first_id + place), key));
-    });
 }
 
 void noise_bits(std::int64_t first_id, int count, NoiseKey key, std::uint32_t* out) {

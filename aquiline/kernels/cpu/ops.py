@@ -15,7 +15,6 @@ from aquiline.kernels.cpu.packed import Threads
 from aquiline.kernels.reference.quantized_heads import QuantizedHeads
 
 FLOAT32 = (torch.float32,)
-INT64 = (torch.int64,)
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -120,39 +119,6 @@ def prepared_attention(
         return out
 
     return run
-
-
-def draw_tokens(processed: Tensor, temperatures: Tensor | None, keys: Tensor, threads: Threads) -> Tensor:
-    """Draw one token per row: the argmax of log-weight plus keyed noise; without noise where the temperature is 0.
-
-    Args:
-        processed: float32 [num_rows, vocab], none of them NaN.
-        temperatures: [num_rows]; None: every row is greedy.
-        keys: int64 [num_rows, 2] from `mix_key`.
-
-    Returns:
-        [num_rows] int64; ties go to the lowest id.
-    """
-    check_tensor(processed, "processed", FLOAT32, (None, None))
-    num_rows, num_columns = processed.shape
-    if not num_columns:
-        raise InvalidParameterError("there are no tokens to draw from")
-    ids = torch.empty(num_rows, dtype=torch.int64)
-    is_greedy = None
-    if temperatures is not None:
-        check_tensor(keys, "keys", INT64, (num_rows, 2))
-        is_greedy = (temperatures <= 0).contiguous()
-        check_tensor(is_greedy, "temperatures", (torch.bool,), (num_rows,))
-    native().draw_tokens(
-        threads.handle,
-        processed.data_ptr(),
-        num_rows,
-        num_columns,
-        0 if is_greedy is None else keys.data_ptr(),
-        0 if is_greedy is None else is_greedy.data_ptr(),
-        ids.data_ptr(),
-    )
-    return ids
 
 
 def random_bits(key: tuple[int, int], first_id: int, count: int) -> Tensor:

@@ -19,7 +19,6 @@ from aquiline.kernels import AttentionGroup, AttentionInputs, cpu
 from aquiline.kernels.cpu import Threads, ops
 from aquiline.kernels.cpu.extension import native
 from aquiline.kernels.cpu.sampling import NativeSampling, best_children
-from aquiline.kernels.reference.noise import mix_key
 from aquiline.models.kv_layer import KVLayer
 from aquiline.models.llama import ForwardRows
 from aquiline.models.native_llama import NativeLlama
@@ -56,10 +55,6 @@ def run_row_operations() -> None:
         module.quantize_heads(rows.data_ptr(), 3, width, numbers.data_ptr(), scales.data_ptr())
         heads, angles = random(3, 2, 2 * width), random(3, width)
         module.rotate(heads.data_ptr(), angles.data_ptr(), angles.data_ptr(), 3, 2, width)
-        ids = guarded(torch.zeros(3, dtype=torch.int64))
-        keys = guarded(mix_key(ids, ids, ids, 0))
-        for noise_keys in (0, keys.data_ptr()):
-            module.draw_tokens(Threads(2).handle, rows.data_ptr(), 3, width, noise_keys, 0, ids.data_ptr())
         module.gumbel_noise(0, width, 1, 2, weight.data_ptr())
         module.noise_bits(0, width, 1, 2, weight.data_ptr())
 
