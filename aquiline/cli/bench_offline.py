@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import Progress
 from rich.table import Table
 
@@ -23,7 +23,7 @@ from aquiline.cli.options import (
     engine_config,
     sampling_params,
 )
-from aquiline.cli.output import write
+from aquiline.cli.output import draw, write
 from aquiline.cli.parser import add_options
 from aquiline.cli.prompts import Prompt, read_prompts
 from aquiline.config import SchedulerConfig
@@ -78,6 +78,9 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
     if args.draft == "none" and any(mode.shape is not None for mode in modes):
         raise InvalidParameterError("--draft none grows no tree; keep a draft, or measure only --speculate off")
     batch_sizes = tuple(batch_size_of(text) for text in args.batch_sizes.split(","))
+    for flag, text, values in (("--batch-sizes", args.batch_sizes, batch_sizes), ("--speculate", args.speculate, modes)):
+        if len(set(values)) < len(values):
+            raise InvalidParameterError(f"{flag} is {text!r}, where a value stands twice; give each once")
     return OfflineSettings(
         model=args.model,
         draft=args.draft,
@@ -110,7 +113,7 @@ def run(args: argparse.Namespace) -> None:
         result = {"backend": llm.backend, "num_prompts": len(conversations), "rows": rows}
         write(sys.stdout, json.dumps(result | provenance(sys.argv[1:])) + "\n")
     else:
-        Console(highlight=False).print(_table(rows))
+        draw(Console(highlight=False), drawing(rows))
 
 
 def batch_size_of(text: str) -> int:
@@ -119,12 +122,25 @@ def batch_size_of(text: str) -> int:
     return SchedulerConfig(max_num_seqs=int(text)).max_num_seqs
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table("batch", "speculate", "tokens/s", "ms/token", "acceptance", "MB")
-    for name in rows[0]["phases_ms"]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        figures = [row["tokens_per_second"], row["time_per_committed_token_ms"], row["acceptance_length"]]
-        shown = [f"{figure:.2f}" for figure in (*figures, row["peak_memory_mb"], *row["phases_ms"].values())]
-        table.add_row(str(row["batch_size"]), row["speculate"], *shown)
+def drawing(rows: Sequence[dict[str, Any]]) -> Group:
+    """How fast each row was, and below it where its time went: one table of both is wider than a terminal."""
+    columns = {
+        "tokens/s": "tokens_per_second",
+        "ms/token": "time_per_committed_token_ms",
+        "acceptance length": "acceptance_length",
+        "peak MB": "peak_memory_mb",
+    }
+    whole = [{name: row[key] for name, key in columns.items()} for row in rows]
+    phases = [row["phases_ms"] for row in rows]
+    return Group(_table("whole answers", rows, whole), _table("milliseconds per committed token", rows, phases))
+
+
+def _table(title: str, rows: Sequence[dict[str, Any]], figures: Sequence[dict[str, float]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("batch", justify="right", no_wrap=True)
+    table.add_column("speculate", overflow="fold")
+    for name in figures[0]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row, shown in zip(rows, figures, strict=True):
+        table.add_row(str(row["batch_size"]), row["speculate"], *(f"{figure:.2f}" for figure in shown.values()))
     return table

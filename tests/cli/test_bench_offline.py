@@ -1,0 +1,80 @@
+"""The command line of `bench offline`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from aquiline.benchmark import offline
+from aquiline.cli import bench_offline, main
+
+LONG_SHAPE = "dynamic:steps=5,topk=4,nodes=16"
+
+
+def row(batch_size: int, speculate: str) -> dict[str, Any]:
+    return {
+        "batch_size": batch_size,
+        "speculate": speculate,
+        "num_committed_tokens": 1024,
+        "tokens_per_second": 1711.25,
+        "time_per_committed_token_ms": 1234.56,
+        "acceptance_length": 1.75,
+        "phases_ms": {"schedule": 10.25, "draft": 20.25, "verify": 1034.25, "sample": 40.25, "commit": 50.25},
+        "peak_memory_mb": 12345.67,
+    }
+
+
+def shown(rows: list[dict[str, Any]], width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(bench_offline.drawing(rows))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_every_figure_fits_on_80_columns() -> None:
+    text = shown([row(1, "off"), row(16, LONG_SHAPE)], width=80)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    for figure in ("speculate", "acceptance length", "1711.25", "1234.56", "12345.67", "schedule", "1034.25", "50.25"):
+        assert figure in text
+
+
+@pytest.fixture
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prompt file, for a measurement that needs no model."""
+    monkeypatch.setattr(bench_offline, "open_llm", lambda settings: SimpleNamespace(backend="cpu"))
+    monkeypatch.setattr(offline, "measure_offline", lambda *_: [row(1, "off")])
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "one"}\n')
+    return str(path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_one_line(
+    prompts: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        status = main(["bench", "offline", "--prompts", prompts])
+        monkeypatch.undo()
+    assert status == 2
+    assert capsys.readouterr().err.startswith("aquiline: error: the output cannot be written")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(["--speculate", "off,auto,off"], "--speculate is 'off,auto,off', where", id="tree"),
+        pytest.param(["--batch-sizes", "1,4,01"], "--batch-sizes is '1,4,01', where", id="batch-size"),
+    ],
+)
+def test_a_value_given_twice_is_refused(
+    options: list[str], message: str, prompts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "offline", "--prompts", prompts, *options]) == 2
+    assert capsys.readouterr().err.startswith(f"aquiline: error: {message}")
