@@ -24,24 +24,24 @@ class AcceptanceTally:
     """
 
     num_steps: int = 0
-    num_accepted: int = 0
+    num_accepted_draft_tokens: int = 0
     reached: list[int] = field(default_factory=list)
 
     def add(self, trace: TreeTrace) -> None:
         """Count one tree; a root alone is not one."""
         if len(trace.tokens) == 1:
             return
-        num_accepted = min(len(trace.accepted_nodes), len(trace.committed_token_ids))
+        num_accepted_draft_tokens = min(len(trace.accepted_nodes), len(trace.committed_token_ids))
         self.num_steps += 1
-        self.num_accepted += num_accepted
-        self.reached += [0] * (num_accepted - len(self.reached))
-        for depth in range(num_accepted):
+        self.num_accepted_draft_tokens += num_accepted_draft_tokens
+        self.reached += [0] * (num_accepted_draft_tokens - len(self.reached))
+        for depth in range(num_accepted_draft_tokens):
             self.reached[depth] += 1
 
     @property
     def acceptance_length(self) -> float:
         """Committed tokens per verified tree, the bonus token included."""
-        return 1.0 + self.num_accepted / self.num_steps if self.num_steps else 0.0
+        return 1.0 + self.num_accepted_draft_tokens / self.num_steps if self.num_steps else 0.0
 
     @property
     def conditional_acceptance_per_position(self) -> list[float]:
@@ -81,7 +81,7 @@ def measure_acceptance(
         "num_prompts": len(outputs),
         "num_committed_tokens": num_committed,
         "num_verify_steps": tally.num_steps,
-        "num_accepted_draft_tokens": tally.num_accepted,
+        "num_accepted_draft_tokens": tally.num_accepted_draft_tokens,
         "acceptance_length": round(tally.acceptance_length, 4),
         "conditional_acceptance_per_position": [round(r, 4) for r in tally.conditional_acceptance_per_position],
         "time_per_committed_token_ms": round(1000.0 * seconds / num_committed, 3),

@@ -88,7 +88,11 @@ def check_arguments(args: argparse.Namespace) -> AcceptanceSettings:
 
 
 def run_acceptance(args: argparse.Namespace) -> None:
-    """Measure acceptance on the prompts that `args` names."""
+    """Measure acceptance on the prompts that `args` names.
+
+    Raises:
+        UserError: no step had a tree, as with `auto` and many requests; a length of 0 would say something else.
+    """
     settings = check_arguments(args)
     llm = open_llm(settings)
     from aquiline.benchmark.acceptance import measure_acceptance
@@ -100,6 +104,11 @@ def run_acceptance(args: argparse.Namespace) -> None:
         task = progress.add_task("answering", total=len(conversations))
         figures = measure_acceptance(
             llm, conversations, settings.params, lambda num_done: progress.update(task, completed=num_done)
+        )
+    if not figures["num_verify_steps"]:
+        raise InvalidParameterError(
+            f"no draft tree was verified, so nothing could be accepted: --speculate {settings.config.speculative.mode.text} "
+            "grew none for so many requests or so short answers; give a tree such as chain:5, or more --max-tokens"
         )
     if settings.is_json:
         write(sys.stdout, json.dumps(figures | provenance(sys.argv[1:])) + "\n")

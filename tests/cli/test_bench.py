@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from aquiline.benchmark.acceptance import AcceptanceTally
 from aquiline.benchmark.provenance import provenance
 from aquiline.cli import bench, main
 from aquiline.engine.trace import TreeTrace
+from aquiline.request import RequestOutput
 from tests.fake_llm import FakeLLM
 
 
@@ -31,7 +33,7 @@ def test_the_worked_example() -> None:
 def test_tokens_after_a_stop_do_not_count() -> None:
     tally = AcceptanceTally()
     tally.add(chain_trace(3, num_committed=1))
-    assert tally.num_accepted == 1
+    assert tally.num_accepted_draft_tokens == 1
 
 
 def test_a_root_alone_is_no_tree() -> None:
@@ -70,6 +72,25 @@ def test_what_cannot_be_measured_is_refused(
     prompts.write_text('{"prompt": "one"}\n')
     assert main(["bench", "acceptance", "--prompts", str(prompts), *options]) == 2
     assert capsys.readouterr().err.startswith(f"aquiline: error: {message}")
+
+
+class TreelessLLM(FakeLLM):
+    """Decodes plainly, as `--speculate auto` does for many requests."""
+
+    def chat(self, *arguments: Any, on_trace: Any, **callbacks: Any) -> list[RequestOutput]:
+        return super().chat(*arguments, on_trace=None, **callbacks)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
+def test_a_run_without_any_tree_is_refused(
+    form: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n')
+    monkeypatch.setattr(bench, "open_llm", lambda settings: TreelessLLM())
+    assert main(["bench", "acceptance", "--prompts", str(prompts), *form]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("aquiline: error: no draft tree was verified")
 
 
 def test_provenance_names_versions_and_arguments() -> None:
