@@ -104,19 +104,19 @@ class IncrementalDecoder:
         if self._drops_first_space and new_bytes:
             new_bytes = new_bytes.removeprefix(b" ")
             self._drops_first_space = False
-        data = self._pending + new_bytes
-        text, num_used = codecs.utf_8_decode(data, "replace", final)
-        self._pending = data[num_used:]
+        unread = self._pending + new_bytes
+        text, num_used = codecs.utf_8_decode(unread, "replace", final)
+        self._pending = unread[num_used:]
         if self._is_prompt_pending and text:
             self._is_prompt_pending = False
-            if text[0] == REPLACEMENT and not data.startswith(REPLACEMENT.encode()):
+            if text[0] == REPLACEMENT and not unread.startswith(REPLACEMENT.encode()):
                 text = text[1:]
         return text
 
 
-def _incomplete_character(data: bytes) -> bytes:
-    """The unfinished UTF-8 sequence at the end of `data`, which may begin in the middle of another one."""
-    return data[codecs.utf_8_decode(data, "replace", False)[1] :]
+def _incomplete_character(encoded: bytes) -> bytes:
+    """The unfinished UTF-8 sequence at the end of `encoded`, which may begin in the middle of another one."""
+    return encoded[codecs.utf_8_decode(encoded, "replace", False)[1] :]
 
 
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:

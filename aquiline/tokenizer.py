@@ -94,10 +94,10 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole list of tokens; bytes that are not UTF-8 become replacement characters."""
         token_bytes = self._bytes_lookup(skip_special_tokens)
-        data = b"".join(map(token_bytes, token_ids))
+        encoded = b"".join(map(token_bytes, token_ids))
         if self._token_bytes.drops_first_space:
-            data = data.removeprefix(b" ")
-        return data.decode("utf-8", "replace")
+            encoded = encoded.removeprefix(b" ")
+        return encoded.decode("utf-8", "replace")
 
     def token_text(self, token_id: int) -> str:
         """Text of one token by itself, special tokens included."""
