@@ -107,8 +107,8 @@ def run_acceptance(args: argparse.Namespace) -> None:
         )
     if not figures["num_verify_steps"]:
         raise InvalidParameterError(
-            f"no draft tree was verified, so nothing could be accepted: --speculate {settings.config.speculative.mode.text} "
-            "grew none for so many requests or so short answers; give a tree such as chain:5, or more --max-tokens"
+            f"no draft tree was verified: --speculate {settings.config.speculative.mode.text} grew none for so many "
+            "requests or so short answers; give a tree such as chain:5, or more --max-tokens"
         )
     if settings.is_json:
         write(sys.stdout, json.dumps(figures | provenance(sys.argv[1:])) + "\n")

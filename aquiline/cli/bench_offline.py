@@ -78,7 +78,8 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
     if args.draft == "none" and any(mode.shape is not None for mode in modes):
         raise InvalidParameterError("--draft none grows no tree; keep a draft, or measure only --speculate off")
     batch_sizes = tuple(batch_size_of(text) for text in args.batch_sizes.split(","))
-    for flag, text, values in (("--batch-sizes", args.batch_sizes, batch_sizes), ("--speculate", args.speculate, modes)):
+    swept = (("--batch-sizes", args.batch_sizes, batch_sizes), ("--speculate", args.speculate, modes))
+    for flag, text, values in swept:
         if len(set(values)) < len(values):
             raise InvalidParameterError(f"{flag} is {text!r}, where a value stands twice; give each once")
     return OfflineSettings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from aquiline.benchmark.acceptance import AcceptanceTally
 from aquiline.benchmark.provenance import provenance
 from aquiline.cli import bench, main
 from aquiline.engine.trace import TreeTrace
-from aquiline.request import RequestOutput
+from aquiline.request import RequestOutput, SamplingParams
 from tests.fake_llm import FakeLLM
 
 
@@ -77,8 +78,10 @@ def test_what_cannot_be_measured_is_refused(
 class TreelessLLM(FakeLLM):
     """Decodes plainly, as `--speculate auto` does for many requests."""
 
-    def chat(self, *arguments: Any, on_trace: Any, **callbacks: Any) -> list[RequestOutput]:
-        return super().chat(*arguments, on_trace=None, **callbacks)
+    def chat(
+        self, conversations: Sequence[Sequence[Mapping[str, Any]]], params: SamplingParams, **callbacks: Any
+    ) -> list[RequestOutput]:
+        return super().chat(conversations, params, **(callbacks | {"on_trace": None}))
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
