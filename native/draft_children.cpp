@@ -89,7 +89,10 @@ void best_children(ThreadPool& threads, const KernelTable& kernels, const float*
         const float sum = kernels.logits.sum_of_exponentials(own.scores, num_columns, own.largest);
         const float log_sum = own.largest + std::log(sum);
         float* const confidence = log_confidence + static_cast<std::int64_t>(index) * width;
-        for (int rank = 0; rank < width; ++rank) confidence[rank] = own.scores[out[rank]] - log_sum;
+        for (int rank = 0; rank < width; ++rank) {
+            const float log_share = own.scores[out[rank]] - log_sum;
+            confidence[rank] = std::isnan(log_share) ? kMinusInfinity : log_share;  // a NaN would rank nowhere
+        }
     });
 }
 

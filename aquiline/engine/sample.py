@@ -132,6 +132,7 @@ class Sampler:
             noisy = drawn_from + gumbel(inputs.keys(row_to_request, positions, stream), token_ids)
             scores = torch.where(inputs.is_greedy[row_to_request].unsqueeze(1), weights, noisy)
         confidence = torch.log_softmax(scores, dim=-1) if log_probs is None else log_probs
+        confidence = confidence.masked_fill(confidence.isnan(), -torch.inf)  # a NaN would rank above its parent
         return Proposal(scores, confidence, log_probs)
 
     def _accept_multi_round(self, inputs: SamplingInputs, tree: DraftTree, rows: LogitRows) -> DrawnPaths:

@@ -206,6 +206,16 @@ def test_a_smaller_dynamic_tree_is_part_of_a_larger_one(num_nodes: int) -> None:
     assert grown[0] < grown[1]
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_no_numbers_leave_no_node_without_its_parent(bad: float) -> None:
+    draft = table_draft(3)
+    draft.table[1:, ::2, 0] = bad
+    context, states = growth_context(draft, [1, 2], [3, 3])
+    tree = grow_dynamic_tree(context, DynamicTree(3, 3, 7), states)
+    for parents, depths in zip(tree.parents.tolist(), tree.depths.tolist(), strict=True):
+        assert all(depths[node] == depths[parents[node]] + 1 for node in range(1, tree.num_nodes))
+
+
 def test_siblings_are_numbered_best_first() -> None:
     draft = table_draft(5)
     context, states = growth_context(draft, [2], [2])

@@ -129,6 +129,17 @@ def test_every_column_can_be_asked_for_and_ties_go_to_the_lowest() -> None:
         assert torch.equal(case.native(width).columns, largest(case.rows.logits, width))
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_no_confidence_is_a_nan(bad: float) -> None:
+    """A dynamic tree sorts by it, and must keep a node only together with its parent."""
+    for seed in range(8):
+        case = DraftCase(seed, 130, None)
+        case.rows.logits[:, ::3] = bad
+        case.rows.logits[-1] = bad
+        assert not bool(case.native(5).log_confidence.isnan().any())
+        assert not bool(case.reference().log_confidence.isnan().any())
+
+
 def test_children_that_do_not_fit_are_refused() -> None:
     case = DraftCase(0, 50, None)
     prepared = PreparedRequests(case.requests, 50)
