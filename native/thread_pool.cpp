@@ -12,6 +12,8 @@ namespace aquiline {
 namespace {
 
 constexpr auto kWatchTime = std::chrono::microseconds(400);
+// Threads that outnumber the cores would only keep one another from working.
+constexpr auto kWatchTimeOfTooMany = std::chrono::microseconds(2);
 constexpr int kPausesBetweenClockReads = 32;
 constexpr int kPausesBeforeYield = 4096;
 constexpr int kMaxThreads = 1024;
@@ -34,6 +36,8 @@ ThreadPool::ThreadPool(int num_threads) {
         throw std::invalid_argument("a thread pool has 1 to " + std::to_string(kMaxThreads) + " threads, not " +
                                     std::to_string(num_threads));
     }
+    const unsigned num_cores = std::thread::hardware_concurrency();
+    watch_time_ = static_cast<unsigned>(num_threads) > num_cores ? kWatchTimeOfTooMany : kWatchTime;
     workers_.reserve(num_threads - 1);
     for (int worker = 1; worker < num_threads; ++worker) workers_.emplace_back([this] { work(); });
 }
@@ -97,7 +101,7 @@ void ThreadPool::work() {
 }
 
 std::uint32_t ThreadPool::wait_for_loop(std::uint32_t seen_generation) {
-    const auto watch_until = std::chrono::steady_clock::now() + kWatchTime;
+    const auto watch_until = std::chrono::steady_clock::now() + watch_time_;
     do {
         for (int pauses = 0; pauses < kPausesBetweenClockReads; ++pauses) {
             const std::uint32_t generation = generation_of(unclaimed_.load(std::memory_order_relaxed));

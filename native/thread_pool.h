@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -12,8 +13,8 @@
 
 namespace aquiline {
 
-// A fixed number of threads, the caller among them. Between loops the others watch for work for some tens of
-// microseconds, for the next layer follows at once, and then sleep.
+// A fixed number of threads, the caller among them. Between loops the others watch for work for some hundred
+// microseconds, for the next layer or step follows at once, and then sleep.
 class ThreadPool {
 public:
     explicit ThreadPool(int num_threads);
@@ -57,6 +58,7 @@ private:
     std::condition_variable wake_;
     std::atomic<int> num_sleeping_{0};
     std::atomic<bool> is_stopping_{false};
+    std::chrono::microseconds watch_time_{0};
     std::vector<std::thread> workers_;
 };
 
