@@ -3,18 +3,13 @@
 #include <stdexcept>
 #include <string>
 
+#include "bounds.h"
+
 namespace aquiline {
 
 namespace {
 
 constexpr int kFirstDraftPosition = 1;  // slot 0 has no draft row: no token before it has a feature
-
-void check_range(std::int64_t value, std::int64_t limit, const char* what) {
-    if (value < 0 || value >= limit) {
-        throw std::out_of_range(std::string(what) + " " + std::to_string(value) + " is not in 0.." +
-                                std::to_string(limit - 1));
-    }
-}
 
 }  // namespace
 
@@ -30,7 +25,7 @@ DraftRowBuilder::DraftRowBuilder(const SlotRegions& regions, std::int64_t num_sl
 }
 
 void DraftRowBuilder::add_request(const DraftRequest& request) {
-    check_range(request.row, regions_.max_num_seqs, "device row");
+    check_below(request.row, regions_.max_num_seqs, "device row");
     if (request.num_draft_rows < 0 || request.token_ids.empty()) {
         throw std::out_of_range("a request needs at least one new draft row");
     }
@@ -44,7 +39,7 @@ void DraftRowBuilder::add_request(const DraftRequest& request) {
     slots.reserve(static_cast<std::size_t>(num_positions + regions_.block_size));
     for (std::int64_t first = 0; first < num_positions; first += regions_.block_size) {
         const std::int64_t block = request.block_ids[static_cast<std::size_t>(first / regions_.block_size)];
-        check_range(block, regions_.num_blocks, "block");
+        check_below(block, regions_.num_blocks, "block");
         for (std::int64_t i = 0; i < regions_.block_size; ++i) slots.push_back(block * regions_.block_size + i);
     }
     page_slots_.push_back(std::move(slots));
@@ -81,7 +76,7 @@ DraftRows DraftRowBuilder::level_rows(const LevelNodes& nodes) const {
         const std::int64_t first_scratch = regions_.num_page_slots() + request.row * regions_.scratch_per_row;
         for (std::size_t step = 0; step < depth; ++step) {
             const int place = nodes.paths[row * depth + step];
-            check_range(place, regions_.scratch_per_row, "scratch place");
+            check_below(place, regions_.scratch_per_row, "scratch place");
             rows.path_slots.push_back(first_scratch + place);
         }
         rows.positions.push_back(request.root() + nodes.depth - 1);

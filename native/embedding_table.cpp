@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "bounds.h"
+
 namespace aquiline {
 
 void EmbeddingTable::copy_row(const KernelTable& kernels, std::int64_t token_id, float* out) const {
@@ -17,12 +19,7 @@ void EmbeddingTable::copy_row(const KernelTable& kernels, std::int64_t token_id,
 }
 
 void EmbeddingTable::check_ids(const std::int64_t* token_ids, int count) const {
-    for (int i = 0; i < count; ++i) {
-        if (token_ids[i] < 0 || token_ids[i] >= num_tokens) {
-            throw std::out_of_range("token id " + std::to_string(token_ids[i]) + " is not in 0.." +
-                                    std::to_string(num_tokens - 1));
-        }
-    }
+    for (int i = 0; i < count; ++i) check_below(token_ids[i], num_tokens, "token id");
 }
 
 }  // namespace aquiline

@@ -5,16 +5,14 @@
 #include <stdexcept>
 #include <string>
 
+#include "bounds.h"
+
 namespace aquiline {
 
 namespace {
 
 void check_slots(const std::vector<std::int64_t>& slots, std::int64_t num_slots) {
-    for (const std::int64_t slot : slots) {
-        if (slot < 0 || slot >= num_slots) {
-            throw std::out_of_range("slot " + std::to_string(slot) + " is not in 0.." + std::to_string(num_slots - 1));
-        }
-    }
+    for (const std::int64_t slot : slots) check_below(slot, num_slots, "slot");
 }
 
 void move(void* rows, std::int64_t row_bytes, const std::vector<std::int64_t>& sources,

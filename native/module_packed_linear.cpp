@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "bindings.h"
+#include "memory_address.h"
 #include "packed_linear.h"
 
 namespace nb = nanobind;
@@ -13,14 +14,7 @@ using namespace nb::literals;
 namespace aquiline {
 namespace {
 
-using Address = std::uintptr_t;
-
 enum class ElementType { float32, bfloat16 };
-
-template <class T>
-T* pointer(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 PackedLinear pack_matrix(ThreadPool& threads, Address weights, ElementType type, int out_features, int in_features,
                          WeightFormat format, WeightMemory* memory) {

@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "bounds.h"
+
 namespace aquiline {
 
 RowBuilder::RowBuilder(int block_size, int first_position) : block_size_(block_size), first_position_(first_position) {
@@ -61,12 +63,7 @@ StepRows RowBuilder::rows(const RotaryTable& rotary, std::int64_t num_slots) con
     step.attention = attention_;
     check_places(step);
     for (const std::vector<std::int64_t>& table : tables_) {
-        for (const std::int64_t slot : table) {
-            if (slot < 0 || slot >= num_slots) {
-                throw std::out_of_range("slot " + std::to_string(slot) + " is not in 0.." +
-                                        std::to_string(num_slots - 1));
-            }
-        }
+        for (const std::int64_t slot : table) check_below(slot, num_slots, "slot");
     }
     return step;
 }

@@ -5,16 +5,11 @@
 #include <string>
 #include <utility>
 
+#include "bounds.h"
+
 namespace aquiline {
 
 namespace {
-
-void check_below(std::int64_t value, std::int64_t limit, const char* what) {
-    if (value < 0 || value >= limit) {
-        throw std::out_of_range(std::string(what) + " " + std::to_string(value) + " is not in 0.." +
-                                std::to_string(limit - 1));
-    }
-}
 
 void check_slots(const std::int64_t* slots, std::int64_t first, std::int64_t end, std::int64_t num_slots) {
     for (std::int64_t i = first; i < end; ++i) check_below(slots[i], num_slots, "slot");
