@@ -14,11 +14,12 @@ pytestmark = [pytest.mark.model, pytest.mark.skipif(not IS_ON_DISK, reason=PULL_
 
 # A process of its own, so that its peak memory is its own too.
 PROGRAM = """
-import json, resource, sys
+import json, sys
 import torch
 torch.set_num_threads(1)
 from aquiline import EngineConfig, LLM, SamplingParams, SchedulerConfig, SpeculativeConfig, parse_speculation
 from aquiline.benchmark.acceptance import measure_acceptance
+from aquiline.benchmark.peak_memory import peak_memory_bytes
 
 num_prompts, num_tokens, speculate = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 config = EngineConfig(speculative=SpeculativeConfig(parse_speculation(speculate)), scheduler=SchedulerConfig(32))
@@ -28,7 +29,7 @@ prompts = [f"Write {index + 2} sentences about {topics[index % 8]}." for index i
 conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
 params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
 figures = measure_acceptance(llm, conversations, params)
-figures["peak_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+figures["peak_bytes"] = peak_memory_bytes()
 figures["num_lost_blocks"] = llm.engine.cache.num_blocks - llm.engine.cache.num_free_blocks
 print(json.dumps(figures))
 """

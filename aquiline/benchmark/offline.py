@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aquiline.benchmark.peak_memory import peak_memory_bytes
 from aquiline.config import SpeculativeConfig
 from aquiline.llm import LLM, Conversation
 from aquiline.request import RequestOutput, SamplingParams
@@ -69,7 +69,7 @@ def _measure(
         "speculate": combination.mode.text,
         **_figures(outputs, seconds),
         "phases_ms": _phases(measured, outputs),
-        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "peak_memory_mb": round(peak_memory_bytes() / 2**20, 1),
     }
 
 
