@@ -18,6 +18,7 @@ from aquiline.errors import (
     ModelFormatError,
     ModelNotFoundError,
     PromptError,
+    TrainingDataError,
     UnsupportedFeatureError,
     UserError,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "SpeculationFigures",
     "SpeculativeConfig",
     "TokenLogprob",
+    "TrainingDataError",
     "UnsupportedFeatureError",
     "UserError",
     "parse_speculation",

@@ -8,6 +8,7 @@
     │   ├── DownloadError            a model could not be fetched or stored
     │   ├── ModelFormatError         a model file is damaged, incomplete or not understood
     │   ├── DraftMismatchError       the draft model does not fit its target
+    │   ├── TrainingDataError        training data that cannot be used
     │   └── UnsupportedFeatureError  understood, but not offered here
     └── InternalError                a fault of Aquiline itself
         └── ConsistencyError         two states that must agree do not
@@ -52,6 +53,10 @@ class ModelFormatError(UserError):
 
 class DraftMismatchError(UserError):
     """The draft model does not fit its target."""
+
+
+class TrainingDataError(UserError):
+    """Training data cannot be read, or a conversation cannot become a training example."""
 
 
 class UnsupportedFeatureError(UserError):

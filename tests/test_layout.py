@@ -36,6 +36,7 @@ PUBLIC_NAMES = {
     "SpeculationFigures",
     "SpeculativeConfig",
     "TokenLogprob",
+    "TrainingDataError",
     "UnsupportedFeatureError",
     "UserError",
     "parse_speculation",
