@@ -211,6 +211,7 @@ class Engine:
             self.clock.lap("schedule")
             tree = None if self._drafter is None else self._drafter.propose(step, batch.tree, sampling)
             self.clock.lap("draft")
+            step = step.with_tree(tree)
             verified = self._verifier.run(step, tree, sampling)
             self.clock.lap("verify")
             accepted = None

@@ -6,7 +6,7 @@ Row order: all nodes of all tree requests, then one row for every request that d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -26,13 +26,15 @@ class StepLayout:
 
     Attributes:
         tree_requests, plain_requests, prefill_requests: the step's requests in row order.
-        num_nodes: verify tokens of each tree request, the root included.
+        num_nodes: node places of each tree request, the root included.
+        row_counts: rows of each tree request, at most `num_nodes`; None: as many as there are places.
     """
 
     tree_requests: tuple[ScheduledRequest, ...]
     plain_requests: tuple[ScheduledRequest, ...]
     prefill_requests: tuple[ScheduledRequest, ...]
     num_nodes: int
+    row_counts: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, batch: ScheduledBatch, num_nodes: int) -> StepLayout:
@@ -42,6 +44,10 @@ class StepLayout:
         plain = tuple(s for s in single if s.draws_token and s.num_new_tokens == 1)
         prefill = tuple(s for s in single if not (s.draws_token and s.num_new_tokens == 1))
         return cls(trees, plain, prefill, num_nodes)
+
+    def with_tree(self, tree: DraftTree | None) -> StepLayout:
+        """The layout of the same requests once their trees have grown."""
+        return self if tree is None else replace(self, num_nodes=tree.num_nodes, row_counts=tree.row_counts)
 
     @cached_property
     def ordered(self) -> tuple[ScheduledRequest, ...]:
@@ -53,7 +59,15 @@ class StepLayout:
         return tuple(s for s in self.ordered if s.draws_token)
 
     def num_rows(self, scheduled: ScheduledRequest) -> int:
-        return self.num_nodes if scheduled.max_draft_depth > 0 else scheduled.num_new_tokens
+        """Rows of a request in the target's forward."""
+        if scheduled.max_draft_depth == 0:
+            return scheduled.num_new_tokens
+        return self.num_nodes if self.row_counts is None else self._tree_rows[scheduled.request.request_id]
+
+    @cached_property
+    def _tree_rows(self) -> dict[str, int]:
+        counts = [self.num_nodes] * len(self.tree_requests) if self.row_counts is None else self.row_counts
+        return {s.request.request_id: count for s, count in zip(self.tree_requests, counts, strict=True)}
 
     def first_rows(self) -> dict[str, int]:
         """Flat row of each request's first token, by request id."""
@@ -94,7 +108,10 @@ class InputBuilder:
         return torch.tensor(values, dtype=torch.long, device=self._device)
 
     def target_rows(self, step: StepLayout, tree: DraftTree | None) -> ForwardRows:
-        """All rows of a step: tokens, positions, where K and V go, and what each row sees."""
+        """All rows of a step: tokens, positions, where K and V go, and what each row sees.
+
+        Every place of a tree is a row here, for the trees share one rectangle: those behind `row_counts` are inert.
+        """
         parts = []
         if step.tree_requests:
             assert tree is not None
@@ -134,6 +151,10 @@ class InputBuilder:
         roots = [request.num_computed_tokens for request in requests]
         root_slots = [self._layout.page_slot(r.block_ids, root) for r, root in zip(requests, roots, strict=True)]
         node_slots = self.scratch_slots([request.row for request in requests], step.num_nodes - 1)
+        if step.row_counts is not None:
+            places = torch.arange(1, step.num_nodes, device=self._device)
+            is_used = places < self.tensor(step.row_counts).unsqueeze(-1)
+            node_slots = node_slots.where(is_used, self._layout.padding_slot)
         slots = torch.cat((self.tensor(root_slots).unsqueeze(-1), node_slots), dim=1)
         positions = self.tensor(roots).unsqueeze(-1) + tree.depths
         max_depth = max(scheduled.max_draft_depth for scheduled in step.tree_requests)

@@ -30,6 +30,7 @@ class _NodePlaces:
     parents: Tensor  # [num_trees, num_nodes]
     depths: Tensor  # [num_trees, num_nodes]
     is_valid: Tensor  # [num_trees, num_nodes]
+    row_counts: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, parents: Tensor, depths: Tensor) -> _NodePlaces:
@@ -38,7 +39,9 @@ class _NodePlaces:
     def cut(self, max_depths: list[int]) -> _NodePlaces:
         """The same without the nodes below each request's limit."""
         is_valid = self.depths <= torch.tensor(max_depths).unsqueeze(1)
-        return _NodePlaces(self.parents.where(is_valid, -1), self.depths, is_valid)
+        # Nodes are numbered level by level, so those that stay are the first.
+        row_counts = tuple(is_valid.sum(dim=1).tolist())
+        return _NodePlaces(self.parents.where(is_valid, -1), self.depths, is_valid, row_counts)
 
 
 class NativeGrower:
@@ -91,6 +94,7 @@ class NativeGrower:
             is_valid=places.is_valid,
             max_depth=shape.depth,
             max_children=max_children(shape),
+            row_counts=places.row_counts,
             draft_to_target_ids=self._growth.draft_to_target_ids,
         )
 

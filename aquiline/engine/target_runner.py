@@ -24,7 +24,10 @@ class TargetRunner(Protocol):
     """Runs steps through one target over one pool."""
 
     def run(self, step: StepLayout, tree: DraftTree | None) -> TargetStates:
-        """Compute all rows of a step, in the order of the layout; `tree` is that of `step.tree_requests`."""
+        """Compute all rows of a step, in the order of the layout; `tree` is that of `step.tree_requests`.
+
+        The layout is one that has been given the tree.
+        """
 
     def logits(self, states: TargetStates, rows: Sequence[int]) -> Tensor:
         """Next-token logits of some rows of a step, float32 [num_rows, vocab]."""
@@ -50,7 +53,11 @@ class ReferenceRunner:
 
     def run(self, step: StepLayout, tree: DraftTree | None) -> TargetStates:
         """See `TargetRunner`."""
-        return self._model.forward(self._builder.target_rows(step, tree), self._pool.target_layers)
+        states = self._model.forward(self._builder.target_rows(step, tree), self._pool.target_layers)
+        if step.row_counts is None:
+            return states
+        used = self._builder.tensor(_used_rows(step))
+        return TargetStates(states.hidden_states[used], states.features[used])
 
     def logits(self, states: TargetStates, rows: Sequence[int]) -> Tensor:
         """See `TargetRunner`."""
@@ -68,6 +75,18 @@ class ReferenceRunner:
         sources = scratch.gather(1, (nodes - 1).clamp_min(0)).where(nodes > 0, padding)
         targets = self._builder.path_target_slots(step.tree_requests, max_depth).where(nodes > 0, padding)
         self._pool.move_target_rows(sources.flatten(), targets.flatten())
+
+
+def _used_rows(step: StepLayout) -> list[int]:
+    """Rows of the rectangle of trees, and of all that follows it, that belong to the layout.
+
+    Worked example, two trees of 4 places, row counts 4 and 2, then one plain root: rows 0..3, 4..5 and 8.
+    """
+    rows, first = [], 0
+    for scheduled in step.ordered:
+        rows += range(first, first + step.num_rows(scheduled))
+        first += step.num_nodes if scheduled.max_draft_depth > 0 else scheduled.num_new_tokens
+    return rows
 
 
 class NativeRunner:
@@ -94,15 +113,14 @@ class NativeRunner:
 
     def _add_trees(self, rows: _native.RowBuilder, step: StepLayout, tree: DraftTree) -> None:
         tokens, parents, depths = tree.tokens.contiguous(), tree.parents.contiguous(), tree.depths.contiguous()
-        num_nodes = step.num_nodes
-        bytes_per_tree = num_nodes * tokens.element_size()
+        bytes_per_tree = step.num_nodes * tokens.element_size()
         for index, scheduled in enumerate(step.tree_requests):
             request, offset = scheduled.request, index * bytes_per_tree
             rows.add_tree(
                 request.block_ids,
                 request.num_computed_tokens,
                 self._pool.layout.scratch_slot(request.row, 0),
-                num_nodes,
+                step.num_rows(scheduled),
                 tokens.data_ptr() + offset,
                 parents.data_ptr() + offset,
                 depths.data_ptr() + offset,

@@ -14,7 +14,13 @@ class DraftTree:
     """One tree per request, all with the same number of node places.
 
     Siblings are numbered in draw order. The place of a node that a request does not have is marked by `is_valid` False
-    and parent -1, so that nothing ever matches it.
+    and parent -1, so that nothing ever matches it. Where the host knows that only a request's first places hold nodes,
+    `row_counts` says so, and the target computes no more of them.
+
+    Worked example, a chain of 3 of which the second request may have only the first node:
+
+        parents      -1  0  1  2      -1  0 -1 -1
+        row_counts    4                2
 
     Attributes:
         tokens: [num_reqs, num_nodes] int64, target ids; node 0 holds the root token.
@@ -23,6 +29,7 @@ class DraftTree:
         is_valid: [num_reqs, num_nodes] bool
         max_depth: depth of the deepest node place, known without looking at any tensor.
         max_children: most children of one node, likewise.
+        row_counts: places of each request that the target computes, the root included; None: all of them.
         draft_log_probs: [num_reqs, num_nodes, draft_vocab] float32, what each node's children were drawn from (nodes
             without children may hold anything); needed by the multi-round rule only.
         draft_to_target_ids: [draft_vocab] int64; None: the draft has the target's vocabulary.
@@ -34,6 +41,7 @@ class DraftTree:
     is_valid: Tensor
     max_depth: int
     max_children: int
+    row_counts: tuple[int, ...] | None = None
     draft_log_probs: Tensor | None = None
     draft_to_target_ids: Tensor | None = None
 

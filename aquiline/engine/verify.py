@@ -69,7 +69,7 @@ class Verifier:
         for index, scheduled in enumerate(step.drawing):
             request = scheduled.request
             first = first_rows[request.request_id] + scheduled.num_new_tokens - 1
-            count = step.num_nodes if scheduled.max_draft_depth > 0 else 1
+            count = step.num_rows(scheduled) if scheduled.max_draft_depth > 0 else 1
             first_logit_row = len(state_rows)
             node_rows.append([*range(first_logit_row, first_logit_row + count)])
             state_rows += range(first, first + count)
@@ -116,6 +116,7 @@ def _with_bare_roots(step: StepLayout, tree: DraftTree) -> DraftTree:
         is_valid=torch.cat((tree.is_valid, is_root)),
         max_depth=tree.max_depth,
         max_children=tree.max_children,
+        row_counts=tree.row_counts and tree.row_counts + (1,) * len(last_tokens),
         draft_log_probs=log_probs,
         draft_to_target_ids=tree.draft_to_target_ids,
     )

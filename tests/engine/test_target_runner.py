@@ -74,22 +74,24 @@ class StepMaker:
         assert shape is not None
         return StepLayout.of(ScheduledBatch(tuple(scheduled), shape, ()), num_nodes)
 
-    def tree(self, num_reqs: int, num_nodes: int) -> DraftTree:
-        """Random shapes up to depth 3, with places that some requests do not have."""
+    def tree(self, num_reqs: int, num_nodes: int, is_ragged: bool) -> DraftTree:
+        """Random shapes up to depth 3, with places that some requests do not have; ragged ones know their rows."""
         parents, depths = [], []
-        for _ in range(num_reqs):
+        row_counts = tuple(self.random.randint(1, num_nodes) if is_ragged else num_nodes for _ in range(num_reqs))
+        for count in row_counts:
             own_parents, own_depths = [-1], [0]
-            for node in range(1, num_nodes):
+            for node in range(1, count):
                 candidates = [n for n in range(node) if own_depths[n] < 3 and (n == 0 or own_parents[n] >= 0)]
                 parent = self.random.choice([-1, *candidates, *candidates])
                 own_parents.append(parent)
                 own_depths.append(own_depths[parent] + 1 if parent >= 0 else 2)
-            parents.append(own_parents)
-            depths.append(own_depths)
+            parents.append(own_parents + [-1] * (num_nodes - count))
+            depths.append(own_depths + [1] * (num_nodes - count))
         tokens = [[self.random.randrange(CONFIG.vocab_size) for _ in range(num_nodes)] for _ in range(num_reqs)]
         is_valid = torch.tensor(parents) >= 0
         is_valid[:, 0] = True
-        return DraftTree(torch.tensor(tokens), torch.tensor(parents), torch.tensor(depths), is_valid, 3, num_nodes)
+        places = (torch.tensor(tokens), torch.tensor(parents), torch.tensor(depths), is_valid)
+        return DraftTree(*places, 3, num_nodes, row_counts if is_ragged else None)
 
 
 def assert_same_memory(first: KVPool, second: KVPool) -> None:
@@ -105,19 +107,22 @@ def assert_same_memory(first: KVPool, second: KVPool) -> None:
     num_plain=st.integers(0, 2),
     num_chunks=st.integers(0, 2),
     num_nodes=st.integers(2, 9),
+    is_ragged=st.booleans(),
 )
 def test_both_runners_compute_the_same(
-    seed: int, num_trees: int, num_plain: int, num_chunks: int, num_nodes: int
+    seed: int, num_trees: int, num_plain: int, num_chunks: int, num_nodes: int, is_ragged: bool
 ) -> None:
     if num_trees + num_plain + num_chunks == 0:
         num_plain = 1
     maker = StepMaker(seed)
     step = maker.step(num_trees, num_plain, num_chunks, num_nodes if num_trees else 1)
-    tree = maker.tree(num_trees, num_nodes) if num_trees else None
+    tree = maker.tree(num_trees, num_nodes, is_ragged) if num_trees else None
+    step = step.with_tree(tree)
     model, pools = new_target(), (new_pool(), new_pool())
     reference = ReferenceRunner(model, pools[0], InputBuilder(LAYOUT, torch.device("cpu")))
     runner = NativeRunner(model, pools[1])
     expected, states = reference.run(step, tree), runner.run(step, tree)
+    assert len(states.hidden_states) == sum(map(step.num_rows, step.ordered))
     assert torch.equal(states.hidden_states, expected.hidden_states)
     assert torch.equal(states.features, expected.features)
     assert_same_memory(*pools)
