@@ -82,7 +82,8 @@ def _used_rows(step: StepLayout) -> list[int]:
 
     Worked example, two trees of 4 places, row counts 4 and 2, then one plain root: rows 0..3, 4..5 and 8.
     """
-    rows, first = [], 0
+    rows: list[int] = []
+    first = 0
     for scheduled in step.ordered:
         rows += range(first, first + step.num_rows(scheduled))
         first += step.num_nodes if scheduled.max_draft_depth > 0 else scheduled.num_new_tokens
