@@ -20,6 +20,7 @@ from pathlib import Path
 from aquiline.errors import DraftMismatchError, ModelFormatError, UnsupportedFeatureError
 from aquiline.models.config_fields import ConfigFields, read_json_object
 from aquiline.models.config_reader import HARMLESS_KEYS, check_architectures, check_model_type, read_llama_fields
+from aquiline.models.draft_metadata import METADATA_KEY
 from aquiline.models.model_config import EagleConfig, LlamaConfig, default_aux_layer_ids
 from aquiline.models.tensor_shapes import HEAD
 
@@ -34,7 +35,7 @@ SPECULATORS_HARMLESS = frozenset(
 )
 
 # A draft's token ids play no part: the target's decide when an answer ends.
-DRAFT_HARMLESS = HARMLESS_KEYS | {"bos_token_id", "eos_token_id"}
+DRAFT_HARMLESS = HARMLESS_KEYS | {METADATA_KEY, "bos_token_id", "eos_token_id"}
 
 
 def read_draft_config(folder: Path, tensor_names: Collection[str], target: LlamaConfig) -> EagleConfig:

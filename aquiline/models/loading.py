@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from aquiline.errors import ModelFormatError, ModelNotFoundError
+from aquiline.errors import DraftMismatchError, ModelFormatError, ModelNotFoundError
 from aquiline.models.checkpoint import StoredTensor, is_rotary_table, open_checkpoint
 from aquiline.models.config_reader import read_target_config
+from aquiline.models.draft_metadata import DraftMetadata, read_draft_metadata
 from aquiline.models.draft_reader import read_draft_config
 from aquiline.models.draft_tensors import draft_tensors, open_draft_tensors
 from aquiline.models.gguf_blocks import KEPT_TYPES, GgufBlocks
@@ -55,10 +56,12 @@ class LoadedDraft:
     Attributes:
         tensors: by the names and in the shapes of `expected_draft_tensors(config)`; `draft_to_target_ids` is int64
             and holds the target's id of every draft id.
+        metadata: what the file says about the draft's origin and worth.
     """
 
     config: EagleConfig
     tensors: Mapping[str, Tensor]
+    metadata: DraftMetadata = field(default_factory=DraftMetadata)
 
 
 def load_target(path: Path, dtype: torch.dtype) -> LoadedTarget:
@@ -105,13 +108,13 @@ def open_target(
 def load_draft(path: Path, target: LlamaConfig, dtype: torch.dtype) -> LoadedDraft:
     """Read a draft into memory; otherwise as `open_draft`."""
     draft = open_draft(path, target, dtype)
-    return LoadedDraft(draft.config, dict(draft.tensors))
+    return LoadedDraft(draft.config, dict(draft.tensors), draft.metadata)
 
 
 def open_draft(path: Path, target: LlamaConfig, dtype: torch.dtype, on_read: ReadCallback | None = None) -> LoadedDraft:
     """A draft in a folder, whose tensors are read each time one is looked up.
 
-    The layouts are those of SafeAILab, early vLLM, SpecForge, speculators and NeMo.
+    The layouts are those of SafeAILab, early vLLM, SpecForge, speculators and NeMo; `write_draft` writes them.
 
     Args:
         target: the model it drafts for; what the draft does not bring itself is the target's.
@@ -129,8 +132,14 @@ def open_draft(path: Path, target: LlamaConfig, dtype: torch.dtype, on_read: Rea
     if not path.is_dir():
         raise ModelFormatError(f"{path} is a file; a draft is a folder with config.json and its weights")
     stored = open_draft_tensors(path)
+    metadata = read_draft_metadata(path)
+    if metadata.num_target_layers not in (None, target.num_layers):
+        raise DraftMismatchError(
+            f"{path / 'config.json'}: the draft was made for a target of {metadata.num_target_layers} layers, this one "
+            f"has {target.num_layers}; use a draft made for it"
+        )
     config = read_draft_config(path, stored.keys(), target)
-    return LoadedDraft(config, draft_tensors(path, config, stored, dtype, on_read))
+    return LoadedDraft(config, draft_tensors(path, config, stored, dtype, on_read), metadata)
 
 
 def _check_tied_head(head: StoredTensor, embedding: StoredTensor) -> None:
