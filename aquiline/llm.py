@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from aquiline.engine.trace import TreeTrace
 from aquiline.errors import InvalidParameterError, ModelNotFoundError, PromptError
 from aquiline.kernels.cpu.packed import MAX_THREADS
 from aquiline.model_store import KNOWN_MODELS, resolve_model
-from aquiline.models.assemble import ModelSettings, assemble_models
+from aquiline.models.assemble import ModelSettings, assemble_draft, assemble_models
 from aquiline.models.load_progress import LoadCallback
 from aquiline.request import RequestOutput, SamplingParams
 from aquiline.shipped_drafts import shipped_draft
@@ -92,6 +93,7 @@ class LLM:
             num_threads=num_threads,
         )
         models = assemble_models(path, draft_path, settings, on_load_progress)
+        self._settings = settings
         self.backend = models.backend
         # Beside the pool of the native kernels PyTorch gets one thread: two pools would wait for each other's cores.
         torch.set_num_threads(1 if self.backend == "cpu" else settings.num_threads)
@@ -120,6 +122,28 @@ class LLM:
         other = copy.copy(self)
         other.config = config
         other.engine = Engine(self._models, config)
+        return other
+
+    def with_draft(self, draft: str) -> LLM:
+        """The same loaded target with another draft, for programs that compare drafts.
+
+        Args:
+            draft: a folder or hub id; its features must be those of the draft that was loaded with the target.
+
+        Raises:
+            InvalidParameterError: the target was loaded without a draft.
+            UserError: a draft that cannot be found, read, or combined with the target.
+        """
+        if self._models.draft is None:
+            raise InvalidParameterError("no draft model was loaded; load the model with one to exchange it")
+        path = _draft_path("", draft)
+        if path is None:
+            raise InvalidParameterError(f"the draft is {draft!r}; name a folder or a hub id")
+        aux_layer_ids = self._models.draft.config.aux_layer_ids
+        other = copy.copy(self)
+        model = assemble_draft(path, self._models.target, aux_layer_ids, self._settings)
+        other._models = replace(self._models, draft=model)
+        other.engine = Engine(other._models, self.config)
         return other
 
     def generate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import torch
 
 from aquiline.config import Backend, Quantization
-from aquiline.errors import InvalidParameterError, UnsupportedFeatureError
+from aquiline.errors import DraftMismatchError, InvalidParameterError, UnsupportedFeatureError
 from aquiline.kernels import cpu
 from aquiline.kernels.cpu.packed import GROUP_SIZE, Threads
 from aquiline.models.eagle import EagleModel
@@ -83,6 +84,33 @@ def assemble_models(
     models = _assemble(target, draft, settings)
     progress.finish()
     return models
+
+
+def assemble_draft(
+    path: Path, target: TargetModel, aux_layer_ids: Sequence[int], settings: ModelSettings
+) -> DraftModel:
+    """Load another draft for a target that is in memory, on the same kernels.
+
+    Args:
+        aux_layer_ids: layers whose outputs the target was assembled to hand out.
+
+    Raises:
+        DraftMismatchError: the draft reads other layers.
+        UserError: a file that cannot be used, or sizes that the kernels cannot run.
+    """
+    loaded = open_draft(path, target.config, settings.dtype)
+    if loaded.config.aux_layer_ids != tuple(aux_layer_ids):
+        raise DraftMismatchError(
+            f"{path} reads the outputs of layers {list(loaded.config.aux_layer_ids)}, and the target was loaded to "
+            f"give those of {list(aux_layer_ids)}; load the target together with this draft"
+        )
+    if isinstance(target, NativeLlama):
+        obstacle = _obstacle(target.config, loaded, settings)
+        if obstacle is not None:
+            raise UnsupportedFeatureError(f"{path}: {obstacle}; load the target with --backend pytorch")
+        return NativeEagle.pack(loaded.config, loaded.tensors, target, settings.draft_quantization)
+    assert isinstance(target, LlamaModel)
+    return EagleModel(loaded.config, dict(loaded.tensors), target.embedding, target.head)
 
 
 def _assemble(target: LoadedTarget, draft: LoadedDraft | None, settings: ModelSettings) -> AssembledModels:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from aquiline.benchmark.acceptance import AcceptanceTally
 from aquiline.benchmark.provenance import provenance
 from aquiline.cli import bench, main
+from aquiline.engine.acceptance_tally import AcceptanceTally
 from aquiline.engine.trace import TreeTrace
 from aquiline.request import RequestOutput, SamplingParams
 from tests.fake_llm import FakeLLM
