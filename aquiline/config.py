@@ -10,6 +10,7 @@ from aquiline.speculation import DynamicTree, SpeculationMode
 
 Dtype = Literal["float32", "bfloat16"]
 AcceptanceRule = Literal["keyed", "multi_round"]
+DraftCheck = Literal["off", "warn", "refuse"]
 KVCacheDtype = Literal["auto", "bfloat16", "float32", "int8"]
 Backend = Literal["auto", "cpu", "pytorch"]
 Quantization = Literal["auto", "none", "int8", "int4"]
@@ -88,16 +89,21 @@ class SpeculativeConfig:
     Attributes:
         mode: parsed `--speculate`.
         acceptance: `keyed` (one noise for draft and target) or `multi_round` (draws without replacement).
+        draft_check: what happens to a draft whose first guesses on a short text are no better than chance: `refuse`
+            raises DraftMismatchError when a model is loaded, `warn` warns, `off` does not look.
     """
 
     mode: SpeculationMode = field(default_factory=lambda: SpeculationMode("auto"))
     acceptance: AcceptanceRule = "keyed"
+    draft_check: DraftCheck = "refuse"
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, SpeculationMode):
             raise InvalidParameterError(f"mode is {self.mode!r}; use parse_speculation, for example on 'chain:4'")
         if self.acceptance not in get_args(AcceptanceRule):
             raise InvalidParameterError(f"acceptance is {self.acceptance!r}; it must be keyed or multi_round")
+        if self.draft_check not in get_args(DraftCheck):
+            raise InvalidParameterError(f"draft_check is {self.draft_check!r}; it must be off, warn or refuse")
         if self.acceptance == "multi_round" and isinstance(self.mode.shape, DynamicTree):
             raise InvalidParameterError(
                 "acceptance multi_round needs a shape that is fixed before drawing; use chain:, tree: or paths:"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,11 +14,12 @@ import torch
 
 from aquiline.config import EngineConfig
 from aquiline.cores import default_num_threads
+from aquiline.engine.draft_check import CHECK_TEXT, check_fit
 from aquiline.engine.engine import Engine, EngineModels
 from aquiline.engine.outputs import SampleGroup
 from aquiline.engine.sizing import DTYPES
 from aquiline.engine.trace import TreeTrace
-from aquiline.errors import InvalidParameterError, ModelNotFoundError, PromptError
+from aquiline.errors import DraftMismatchError, InvalidParameterError, ModelNotFoundError, PromptError
 from aquiline.kernels.cpu.packed import MAX_THREADS
 from aquiline.model_store import KNOWN_MODELS, resolve_model
 from aquiline.models.assemble import ModelSettings, assemble_draft, assemble_models
@@ -99,6 +101,7 @@ class LLM:
         torch.set_num_threads(1 if self.backend == "cpu" else settings.num_threads)
         eos_token_ids = self.tokenizer.eos_token_ids | frozenset(models.target.config.eos_token_ids)
         self._models = EngineModels(models.target, models.draft, self.tokenizer.new_decoder, eos_token_ids)
+        self._check_draft(draft_path)
         self.engine = Engine(self._models, self.config)
         self._num_calls = 0
 
@@ -196,6 +199,23 @@ class LLM:
             with _place_named(index, len(many)):
                 encoded.append(self.tokenizer.apply_chat_template(messages))  # type: ignore[arg-type]
         return self._run([None] * len(encoded), encoded, params, on_output, on_trace)
+
+    def _check_draft(self, path: Path | None) -> None:
+        """Raise DraftMismatchError, or warn, when the draft's guesses are no better than chance."""
+        target, draft, action = self._models.target, self._models.draft, self.config.speculative.draft_check
+        if draft is None or action == "off":
+            return
+        fit = check_fit(target, draft, self.tokenizer.encode(CHECK_TEXT), DTYPES[self.config.dtype])
+        if fit is None or not fit.is_at_chance:
+            return
+        message = (
+            f"the draft {path} guesses {fit.num_right} of {fit.num_positions} tokens of a text as the target does, no "
+            f"better than chance ({100 * fit.chance:.0f} %); it does not belong to this target, or is put together in "
+            "another way: aquiline draft check looks for the cause, and --draft-check off or warn loads it all the same"
+        )
+        if action == "refuse":
+            raise DraftMismatchError(message)
+        warnings.warn(message, stacklevel=3)
 
     def _encode(self, index: int, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, Sequence) or isinstance(prompt, _BYTES):

@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, target_config: LlamaConfig)
 def open_llm(folder: Path, speculate: str = "tree:2x2", draft: str | None = "draft") -> LLM:
     config = EngineConfig(
         dtype="float32",
-        speculative=SpeculativeConfig(parse_speculation(speculate)),
+        speculative=SpeculativeConfig(parse_speculation(speculate), draft_check="off"),
         scheduler=SchedulerConfig(max_num_seqs=3),
     )
     return LLM(str(folder / "target"), draft=str(folder / draft) if draft else None, config=config)

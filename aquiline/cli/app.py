@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from importlib import metadata
 from typing import TextIO
@@ -43,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(argv)
         require_output()
-        args.run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = report_warning
+            args.run(args)
         with written():
             sys.stdout.flush()
     except UserError as error:
@@ -81,6 +84,18 @@ def report(message: str) -> None:
         print(f"aquiline: {' '.join(message.split())}", file=sys.stderr)
     except OSError:
         discard_unwritten(sys.stderr)
+
+
+def report_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show a warning on one line, without its kind and the place in the code that gave it."""
+    report(f"warning: {message}")
 
 
 def require_output() -> None:

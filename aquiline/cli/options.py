@@ -48,6 +48,7 @@ SAMPLING_OPTIONS = (
 ENGINE_OPTIONS = (
     Option("--speculate", "mode", f"draft tree: {FORMS}", parse_speculation, "SHAPE"),
     Option("--acceptance", "acceptance", "acceptance rule: keyed or multi_round", str, "RULE"),
+    Option("--draft-check", "draft_check", "a draft no better than chance: off, warn or refuse", str, "ACTION"),
     Option("--dtype", "dtype", "of KV, and on PyTorch of the model: float32 or bfloat16", str, "DTYPE"),
     Option("--backend", "backend", "kernels: auto, cpu or pytorch", str, "NAME"),
     Option("--quantization", "quantization", "of weights on native kernels: auto, none, int8 or int4", str, "KIND"),

@@ -1,0 +1,218 @@
+"""How well a draft foresees its target on given tokens: every position at once, no decoding.
+
+The target reads a text once (`read_text`); what it expects after each token is what a draft should have proposed. The
+draft is then run on the same text from every position, the tokens of the text standing for what was accepted.
+
+Worked example, tokens t0..t6, features h0..h6, expected e0..e6 (e3 is what the target expects after t3), position 2:
+
+    draft token    embeds   hidden state               rotary position   right when it is
+    1              t3       h2                         2                 e3
+    2              t4       own output of the row      3                 e4
+    3              t5       own output of the row      4                 e5
+
+Token 2 counts only where token 1 was right and t4 is e3, for otherwise no step would have come there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aquiline.kernels import CONTEXT_CHUNK, AttentionGroup, AttentionInputs
+from aquiline.models.interfaces import DraftModel, TargetModel
+from aquiline.models.kv_layer import KVLayer
+from aquiline.models.llama import ForwardRows
+from aquiline.models.model_config import LlamaConfig
+
+MAX_RANK = 4
+
+
+@dataclass(frozen=True)
+class TargetReading:
+    """A text as its target reads it.
+
+    Attributes:
+        num_prompt_tokens: leading tokens after which no draft token is asked for.
+        features: as a forward of the target hands them out.
+        hidden_states: after the final norm.
+        expected_ids: the target's most likely next token after each.
+    """
+
+    token_ids: Tensor  # [num_tokens]
+    num_prompt_tokens: int
+    features: Tensor  # [num_tokens, feature_size]
+    hidden_states: Tensor  # [num_tokens, hidden]
+    expected_ids: Tensor  # [num_tokens]
+
+
+@dataclass(frozen=True)
+class RowPairing:
+    """How draft rows are put together; the engine's own way is all zeros.
+
+    Attributes:
+        token: a row embeds the token so many places behind the one it should.
+        label: its output stands for the token so many places behind the one it should.
+        self_fed_position: added to the rotary positions of rows that are fed the draft's own output.
+    """
+
+    token: int = 0
+    label: int = 0
+    self_fed_position: int = 0
+
+
+@dataclass(frozen=True)
+class ProbeHits:
+    """What a draft foresaw, at every position that was asked.
+
+    Attributes:
+        ranks: rank of the expected token among the first draft token's candidates; MAX_RANK where it is not among them.
+        num_accepted: draft tokens of a chain that a step would have accepted.
+        num_steps: draft tokens of the chain.
+        expected_ids: the target's token.
+        proposed_ids: the first draft token's candidates, best first.
+    """
+
+    ranks: Tensor  # [num_positions]
+    num_accepted: Tensor  # [num_positions]
+    num_steps: int
+    expected_ids: Tensor  # [num_positions]
+    proposed_ids: Tensor  # [num_positions, MAX_RANK], the last one repeated where the draft knows fewer tokens
+
+    def agreement(self, num_candidates: int) -> float:
+        """Share of positions with the expected token among the first candidates, 1 to MAX_RANK of them."""
+        return float((self.ranks < num_candidates).double().mean())
+
+    def conditional_per_position(self) -> tuple[float, ...]:
+        """Share of the draft tokens accepted at each place of the chain, given that all before were."""
+        reached = [int((self.num_accepted >= step).sum()) for step in range(self.num_steps + 1)]
+        return tuple(after / before if before else 0.0 for before, after in itertools.pairwise(reached))
+
+    def chance(self) -> float:
+        """Agreement that the draft would reach if it proposed its tokens at the wrong places."""
+        num_positions = len(self.ranks)
+        best = torch.bincount(self.proposed_ids[:, 0]).double() / num_positions
+        expected = torch.bincount(self.expected_ids, minlength=len(best)).double() / num_positions
+        return float((best * expected[: len(best)]).sum())
+
+
+def read_text(
+    target: TargetModel, token_ids: Sequence[int], num_prompt_tokens: int, memory_dtype: torch.dtype
+) -> TargetReading:
+    """Run a target over a text.
+
+    Args:
+        memory_dtype: of the keys and values of this forward.
+    """
+    num_tokens = len(token_ids)
+    positions = torch.arange(num_tokens, device=target.device)
+    group = AttentionGroup(0, _key_slots(num_tokens, target.device), (positions + 1).unsqueeze(0))
+    tokens = torch.tensor(token_ids, device=target.device)
+    memory = _new_memory(target.config, num_tokens, memory_dtype, target.device)
+    states = target.forward(ForwardRows(tokens, positions, positions.clone(), AttentionInputs((group,))), memory)
+    expected_ids = target.logits(states.hidden_states).argmax(dim=-1)
+    return TargetReading(tokens, num_prompt_tokens, states.features, states.hidden_states, expected_ids)
+
+
+def probe_draft(
+    draft: DraftModel,
+    readings: Sequence[TargetReading],
+    num_steps: int,
+    memory_dtype: torch.dtype,
+    pairing: RowPairing | None = None,
+) -> ProbeHits:
+    """Ask a draft for a chain of `num_steps` tokens at every position behind the prompts.
+
+    Args:
+        readings: with the features that this draft takes; each has more than num_steps + 1 tokens behind its prompt.
+        memory_dtype: of the draft's keys and values.
+    """
+    parts = [_probe_reading(draft, reading, num_steps, memory_dtype, pairing or RowPairing()) for reading in readings]
+    return ProbeHits(
+        torch.cat([part.ranks for part in parts]),
+        torch.cat([part.num_accepted for part in parts]),
+        num_steps,
+        torch.cat([part.expected_ids for part in parts]),
+        torch.cat([part.proposed_ids for part in parts]),
+    )
+
+
+def layer_features(reading: TargetReading, widths: Mapping[int, slice], layer_ids: Sequence[int]) -> Tensor:
+    """The outputs of some layers side by side; `widths` says where each layer's output lies in the features."""
+    return torch.cat([reading.features[:, widths[layer_id]] for layer_id in layer_ids], dim=-1)
+
+
+def _probe_reading(
+    draft: DraftModel, reading: TargetReading, num_steps: int, memory_dtype: torch.dtype, pairing: RowPairing
+) -> ProbeHits:
+    num_tokens, device = len(reading.token_ids), reading.token_ids.device
+    # One place is left at both ends, so that a pairing may be off by one.
+    places = torch.arange(max(1, reading.num_prompt_tokens - 1), num_tokens - num_steps - 2, device=device)
+    num_slots = num_tokens + (num_steps - 1) * len(places)
+    memory = _new_memory(draft.config.layers, num_slots, memory_dtype, device)
+    states = draft.forward(
+        _true_rows(reading, pairing), draft.combine_features(reading.features[:-1].contiguous()), memory
+    )
+    head_inputs, hidden = states.head_inputs[places].contiguous(), states.hidden_states[places].contiguous()
+    candidates = [_candidates(draft, head_inputs)]
+    for step in range(2, num_steps + 1):
+        states = draft.forward(_self_fed_rows(reading, places, step, pairing), hidden, memory)
+        hidden = states.hidden_states
+        candidates.append(_candidates(draft, states.head_inputs))
+    num_accepted, is_alive = torch.zeros_like(places), torch.ones_like(places, dtype=torch.bool)
+    for step, proposed in enumerate(candidates, start=1):
+        expected = reading.expected_ids[places + step + pairing.label]
+        is_right = is_alive & (proposed[:, 0] == expected)
+        num_accepted += is_right
+        is_alive = is_right & (reading.token_ids[places + step + 1 + pairing.label] == expected)
+    expected_ids = reading.expected_ids[places + 1 + pairing.label]
+    is_hit = candidates[0] == expected_ids.unsqueeze(-1)
+    ranks = torch.where(is_hit.any(dim=-1), is_hit.long().argmax(dim=-1), MAX_RANK)
+    return ProbeHits(ranks, num_accepted, num_steps, expected_ids, candidates[0])
+
+
+def _true_rows(reading: TargetReading, pairing: RowPairing) -> ForwardRows:
+    """The draft's row of every feature but the last; that of feature i lies in slot i + 1, as in the engine."""
+    num_rows, device = len(reading.token_ids) - 1, reading.token_ids.device
+    rows = torch.arange(num_rows, device=device)
+    tokens = reading.token_ids[(rows + 1 + pairing.token).clamp(0, num_rows)]
+    group = AttentionGroup(0, _key_slots(num_rows + 1, device), (rows + 2).unsqueeze(0))
+    return ForwardRows(tokens, rows, rows + 1, AttentionInputs((group,), 1))
+
+
+def _self_fed_rows(reading: TargetReading, places: Tensor, step: int, pairing: RowPairing) -> ForwardRows:
+    """The rows that propose draft token `step` at every place; those of one step lie side by side behind the text."""
+    num_tokens, num_places, device = len(reading.token_ids), len(places), places.device
+    slots = num_tokens + torch.arange((step - 1) * num_places, device=device).view(step - 1, num_places)
+    group = AttentionGroup(
+        0,
+        _key_slots(num_tokens, device),
+        (places + 2).unsqueeze(0),
+        slots.T.contiguous().unsqueeze(0),
+        torch.full((1, num_places), step - 1, device=device),
+    )
+    tokens = reading.token_ids[places + step + pairing.token]
+    positions = places + step - 1 + pairing.self_fed_position
+    return ForwardRows(tokens, positions, slots[-1].contiguous(), AttentionInputs((group,), 1))
+
+
+def _candidates(draft: DraftModel, head_inputs: Tensor) -> Tensor:
+    """The draft's best tokens as the target's ids, [num_rows, MAX_RANK]."""
+    logits = draft.logits(head_inputs)
+    best = draft.draft_to_target_ids[logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1).indices]
+    return torch.cat((best, best[:, -1:].expand(-1, MAX_RANK - best.shape[-1])), dim=-1)
+
+
+def _key_slots(num_positions: int, device: torch.device) -> Tensor:
+    """Logical position i lies in slot i; entries past the end point to a slot that is written."""
+    context = -(-num_positions // CONTEXT_CHUNK) * CONTEXT_CHUNK
+    return torch.arange(context, device=device).clamp(max=num_positions - 1).unsqueeze(0)
+
+
+def _new_memory(config: LlamaConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> list[KVLayer]:
+    shape = (num_slots, config.num_kv_heads, config.head_dim)
+    empty = torch.zeros(shape, dtype=dtype, device=device)
+    return [KVLayer(empty.clone(), empty.clone()) for _ in range(config.num_layers)]
