@@ -19,6 +19,7 @@ from aquiline.errors import (
     ModelNotFoundError,
     PromptError,
     TrainingDataError,
+    TrainingDivergedError,
     UnsupportedFeatureError,
     UserError,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "SpeculativeConfig",
     "TokenLogprob",
     "TrainingDataError",
+    "TrainingDivergedError",
     "UnsupportedFeatureError",
     "UserError",
     "parse_speculation",

@@ -9,6 +9,7 @@
     │   ├── ModelFormatError         a model file is damaged, incomplete or not understood
     │   ├── DraftMismatchError       the draft model does not fit its target
     │   ├── TrainingDataError        training data that cannot be used
+    │   ├── TrainingDivergedError    a training run whose loss went astray
     │   └── UnsupportedFeatureError  understood, but not offered here
     └── InternalError                a fault of Aquiline itself
         └── ConsistencyError         two states that must agree do not
@@ -57,6 +58,10 @@ class DraftMismatchError(UserError):
 
 class TrainingDataError(UserError):
     """Training data cannot be read, or a conversation cannot become a training example."""
+
+
+class TrainingDivergedError(UserError):
+    """A training run was stopped because its loss is no finite number or has risen too far."""
 
 
 class UnsupportedFeatureError(UserError):

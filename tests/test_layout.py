@@ -37,6 +37,7 @@ PUBLIC_NAMES = {
     "SpeculativeConfig",
     "TokenLogprob",
     "TrainingDataError",
+    "TrainingDivergedError",
     "UnsupportedFeatureError",
     "UserError",
     "parse_speculation",
