@@ -103,6 +103,10 @@ class Tokenizer:
         """Text of one token by itself, special tokens included."""
         return self._token_bytes(token_id).decode("utf-8", "replace")
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token adds to a text, special tokens included; empty for an id without a token."""
+        return self._token_bytes(token_id)
+
     def new_decoder(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder for one output that continues `prompt_token_ids`."""
         token_bytes = self._bytes_lookup(skip_special_tokens)

@@ -17,6 +17,7 @@ from aquiline.cli import main
 from aquiline.cli.app import build_parser
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, SAMPLING_OPTIONS, SAMPLING_RECORDS
 from aquiline.cli.parser import record_defaults
+from aquiline.cli.serve import SERVER_OPTIONS, SERVER_RECORDS
 from aquiline.config import EngineConfig
 from tests.quickstart_model import IS_ON_DISK, PULL_IT
 from tests.source_tree import PACKAGE, ROOT, source_files
@@ -67,7 +68,7 @@ def test_shown_commands_parse(command: str) -> None:
 
 @pytest.mark.model
 @pytest.mark.skipif(not IS_ON_DISK, reason=PULL_IT)
-@pytest.mark.parametrize("command", sorted(set(commands("aquiline "))))
+@pytest.mark.parametrize("command", sorted(set(commands("aquiline ")) - set(commands("aquiline serve"))))
 def test_shown_commands_run(command: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = shlex.split(re.sub(r" --max-tokens \d+", "", command))[1:]
     answers = argv[0] == "generate" or "--max-tokens" in command
@@ -130,7 +131,8 @@ def spelt(default: object) -> str:
 
 def test_the_settings_page_lists_every_option_once() -> None:
     listed = re.findall(r"^\| `(--[a-z-]+)`", SETTINGS, re.MULTILINE)
-    assert sorted(listed) == sorted(set(generate_actions()) - {"--help"})
+    options = set(generate_actions()) | set(options_of(subcommand(build_parser(), "serve")))
+    assert sorted(listed) == sorted(options - {"--help", "--max-num-seqs"})
 
 
 @pytest.mark.parametrize("heading", ["Model and prompts", "Output"])
@@ -166,6 +168,12 @@ def test_sampling_fields_and_defaults_are_documented() -> None:
         for option in SAMPLING_OPTIONS
     ]
     assert sorted(row[:3] for row in rows("Sampling")) == sorted(expected)
+
+
+def test_server_fields_and_defaults_are_documented() -> None:
+    defaults = record_defaults(SERVER_RECORDS)
+    expected = [[option.flag, option.field, spelt(defaults[option.field])] for option in SERVER_OPTIONS]
+    assert sorted(row[:3] for row in rows("Server")) == sorted([*expected, ["--api-key-file", "api_keys", "none"]])
 
 
 def test_engine_fields_and_defaults_are_documented() -> None:

@@ -71,12 +71,13 @@ BELOW: dict[str, set[str]] = {
     "llm": {"records", "machine", "text", "store", "kernels", "models", "engine"},
     "training": {"records", "text", "store", "kernels", "models", "engine", "llm"},
     "benchmark": {"records", "text", "store", "kernels", "models", "engine", "llm"},
-    "server": {"records", "llm"},
+    "server": {"records", "text", "llm"},
     "cli": {"records", "text", "store", "engine", "llm", "training", "benchmark", "server"},
 }
 NO_TORCH = {"scheduler", "planner", "cache", "commit", "finish", "stream", "schedule", "trace"}
 OPTIONAL_DEPENDENCIES = {"xgrammar", "triton", "vllm"}
-OUTERMOST_HANDLER = "aquiline/cli/app.py"
+# Where a program or a thread would end: there everything is caught, and reported.
+OUTERMOST_HANDLERS = {"aquiline/cli/app.py", "aquiline/server/engine_client.py"}
 
 MAX_LINES = {"aquiline/kernels": 400, "tests": 500}
 MAX_FILE_LINES = 350
@@ -205,13 +206,13 @@ def test_long_tuples_are_records() -> None:
 
 
 def test_handlers_name_what_they_catch() -> None:
-    """Only the outermost handler swallows everything; others may clean up or translate, and then raise."""
+    """Only the outermost handlers swallow everything; others may clean up or translate, and then raise."""
     problems = []
     for file in EVERYTHING:
         for handler in (node for node in ast.walk(file.tree) if isinstance(node, ast.ExceptHandler)):
             names = set(re.findall(r"\w+", ast.unparse(handler.type))) if handler.type else {"BaseException"}
             swallows = not isinstance(handler.body[-1], ast.Raise)
-            if names & {"Exception", "BaseException"} and swallows and file.shown != OUTERMOST_HANDLER:
+            if names & {"Exception", "BaseException"} and swallows and file.shown not in OUTERMOST_HANDLERS:
                 problems.append(f"{file.shown}:{handler.lineno}")
     assert not problems
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TextIO
 
-from aquiline.cli import bench, generate, pull
+from aquiline.cli import bench, generate, pull, serve
 from aquiline.cli.output import written
 from aquiline.cli.parser import LineParser
 from aquiline.errors import UserError
@@ -35,6 +35,7 @@ def build_parser() -> LineParser:
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     pull.add_command(commands)
     generate.add_command(commands)
+    serve.add_command(commands)
     bench.add_command(commands)
     return parser
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from aquiline.cli.parser import Option, integer, integer_or_none, number, token_bias, values_given
@@ -82,13 +83,16 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     return SamplingParams(**values)
 
 
-def engine_config(args: argparse.Namespace) -> EngineConfig:
+def engine_config(args: argparse.Namespace, options: Sequence[Option] = ENGINE_OPTIONS) -> EngineConfig:
     """The engine settings that were typed.
+
+    Args:
+        options: those that the command has.
 
     Raises:
         InvalidParameterError: a value outside its range, or settings that contradict each other.
     """
-    values = values_given(args, ENGINE_OPTIONS)
+    values = values_given(args, options)
     return EngineConfig(
         cache=CacheConfig(**_for_record(CacheConfig, values)),
         scheduler=SchedulerConfig(**_for_record(SchedulerConfig, values)),

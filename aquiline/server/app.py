@@ -1,0 +1,66 @@
+"""The application: routes, what surrounds them, and the engine's life."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from aquiline.errors import AquilineError
+from aquiline.server.engine_client import EngineClient
+from aquiline.server.errors import Failure, describe_invalid, failure_of
+from aquiline.server.middleware import BodyLimit, KeyCheck, RequestLog
+from aquiline.server.routes import failure_response, router
+from aquiline.server.service import Served, Service
+from aquiline.server.settings import ServerSettings
+from aquiline.server.sse import CLIENT_CLOSED, ClientGoneError
+
+DESCRIPTION = "Llama models with EAGLE speculative decoding: the same tokens with and without, only sooner."
+
+
+def create_app(served: Served, client: EngineClient, settings: ServerSettings, version: str) -> FastAPI:
+    """An application that serves one model; its lifespan starts and stops the engine."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        client.start()
+        try:
+            yield
+        finally:
+            await client.stop()
+
+    app = FastAPI(title="Aquiline", description=DESCRIPTION, version=version, lifespan=lifespan, redoc_url=None)
+    app.state.service = Service(served, client, settings)
+    app.include_router(router)
+    app.add_exception_handler(AquilineError, _on_aquiline_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(KeyCheck, keys=settings.api_keys)
+    app.add_middleware(RequestLog)
+    return app
+
+
+async def _on_aquiline_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, AquilineError)
+    if isinstance(error, ClientGoneError):
+        return Response(status_code=CLIENT_CLOSED)
+    return failure_response(failure_of(error))
+
+
+async def _on_invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems: list[Any] = list(error.errors())
+    return failure_response(describe_invalid(problems))
+
+
+async def _on_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    failure = Failure(error.status_code, str(error.detail).lower(), "invalid_request_error")
+    return JSONResponse(failure.body, error.status_code, error.headers)

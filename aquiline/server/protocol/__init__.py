@@ -1,0 +1,1 @@
+"""The bodies that clients send and read, field by field."""

@@ -1,0 +1,172 @@
+"""From a checked body to an answer: what is asked of the engine, and who writes what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from aquiline.config import EngineConfig
+from aquiline.errors import InvalidParameterError
+from aquiline.request import SamplingParams
+from aquiline.server.answers import Answer, AnswerHead, AnswerOptions, EventWriter, new_id, whole_answer
+from aquiline.server.chat_answer import ChatAnswer, ChatPlan
+from aquiline.server.completion_answer import CompletionAnswer, CompletionPlan
+from aquiline.server.engine_client import EngineClient, EngineRequest
+from aquiline.server.errors import ModelNotServedError
+from aquiline.server.prompts import PromptLimits, encode_prompts, may_speculate
+from aquiline.server.protocol.chat import ChatBody
+from aquiline.server.protocol.common import GenerationBody
+from aquiline.server.protocol.completions import CompletionBody
+from aquiline.server.protocol.messages import template_messages
+from aquiline.server.sampling import chat_params, completion_params
+from aquiline.server.settings import ServerSettings
+from aquiline.server.sse import EventStream, unless_gone
+from aquiline.server.submission import Submission
+from aquiline.tokenizer import Tokenizer
+
+
+class ServedLLM(Protocol):
+    """What a server needs of a model beside its engine."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model behind a server.
+
+    Attributes:
+        name: what clients call it.
+        fingerprint: of this version and these settings.
+    """
+
+    llm: ServedLLM
+    name: str
+    limits: PromptLimits
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the engine is asked for one body, and who writes the answer."""
+
+    requests: Sequence[EngineRequest]
+    answer: Answer
+    is_streamed: bool
+
+
+class Service:
+    """Answers bodies."""
+
+    def __init__(self, served: Served, client: EngineClient, settings: ServerSettings) -> None:
+        self.served = served
+        self.client = client
+        self._settings = settings
+
+    async def chat(self, body: ChatBody, request: Request) -> Response:
+        """Answer a conversation.
+
+        Raises:
+            AquilineError: the body cannot be answered, or the server cannot answer now.
+        """
+        return await self._answer(await asyncio.to_thread(self._ask_chat, body), request)
+
+    async def complete(self, body: CompletionBody, request: Request) -> Response:
+        """Continue texts; raises as `chat`."""
+        return await self._answer(await asyncio.to_thread(self._ask_completion, body), request)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ModelNotServedError when `name` is not the served model."""
+        if name is not None and name != self.served.name:
+            raise ModelNotServedError(f"no model {name!r} is served here; the only one is {self.served.name!r}")
+
+    def _ask_chat(self, body: ChatBody) -> Ask:
+        self.check_model(body.model)
+        params = chat_params(body)
+        self._check_number(params.n)
+        tokenizer = self.served.llm.tokenizer
+        messages = template_messages(body.messages)
+        token_ids = tokenizer.apply_chat_template(messages, body.add_generation_prompt is not False)
+        self.served.limits.check(token_ids, "the conversation")
+        plan = ChatPlan(
+            head=self._head("chatcmpl", "chat.completion", "chat.completion.chunk"),
+            options=_options(body),
+            tokenizer=tokenizer,
+            prompt_token_ids=tuple(token_ids),
+            num_answers=params.n,
+            skips_special_tokens=params.skip_special_tokens,
+        )
+        return Ask([self._engine_request(body, token_ids, params)], ChatAnswer(plan), body.is_streamed)
+
+    def _ask_completion(self, body: CompletionBody) -> Ask:
+        self.check_model(body.model)
+        params = completion_params(body)
+        prompts = encode_prompts(body, self.served.llm.tokenizer, self.served.limits)
+        self._check_number(params.n * len(prompts))
+        plan = CompletionPlan(
+            head=self._head("cmpl", "text_completion", "text_completion"),
+            options=_options(body, drops_output=body.max_tokens == 0),
+            tokenizer=self.served.llm.tokenizer,
+            prompts=prompts,
+            num_answers=params.n,
+            skips_special_tokens=params.skip_special_tokens,
+            wants_logprobs=body.logprobs is not None,
+            is_echoed=bool(body.echo),
+        )
+        requests = [self._engine_request(body, prompt.token_ids, params) for prompt in prompts]
+        return Ask(requests, CompletionAnswer(plan), body.is_streamed)
+
+    def _check_number(self, num_answers: int) -> None:
+        if num_answers > self._settings.max_answers:
+            raise InvalidParameterError(
+                f"n is too large: {num_answers} answers, n times the prompts, are asked for and one body may ask for"
+                f" {self._settings.max_answers}"
+            )
+
+    def _engine_request(self, body: GenerationBody, token_ids: Sequence[int], params: SamplingParams) -> EngineRequest:
+        mode = "auto" if body.speculation is None else body.speculation.mode
+        speculates = may_speculate(mode, self.served.llm.config.speculative.mode)
+        return EngineRequest(token_ids, params, body.priority or 0, speculates)
+
+    def _head(self, prefix: str, kind: str, chunk_kind: str) -> AnswerHead:
+        return AnswerHead(new_id(prefix), kind, chunk_kind, self.served.name, self.served.fingerprint)
+
+    async def _answer(self, ask: Ask, request: Request) -> Response:
+        submission = await unless_gone(
+            request.receive, self.client.submit(ask.requests, self._settings.request_timeout)
+        )
+        if ask.is_streamed:
+            return EventStream(_events(ask, submission), lambda: self.client.abort(submission))
+        try:
+            final = await unless_gone(request.receive, submission.finished())
+        finally:
+            self.client.abort(submission)
+        return JSONResponse(whole_answer(ask.answer, final))
+
+
+async def _events(ask: Ask, submission: Submission) -> AsyncIterator[Sequence[dict[str, Any]]]:
+    writer = EventWriter(ask.answer)
+    yield writer.opening()
+    async for news in submission.progress():
+        yield writer.advance(news)
+    yield writer.closing()
+
+
+def _options(body: GenerationBody, drops_output: bool = False) -> AnswerOptions:
+    return AnswerOptions(
+        wants_stream_usage=body.wants_stream_usage,
+        wants_aquiline=bool(body.aquiline),
+        wants_token_ids=bool(body.return_token_ids),
+        wants_prompt_logprobs=body.prompt_logprobs is not None,
+        is_single=body.stream_tokens == "single",
+        drops_output=drops_output,
+    )

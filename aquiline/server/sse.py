@@ -1,0 +1,92 @@
+"""Server-sent events, and noticing that the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from aquiline.errors import AquilineError
+from aquiline.server.errors import failure_of
+
+CLIENT_CLOSED = 499
+DONE = b"data: [DONE]\n\n"
+Result = TypeVar("Result")
+
+
+class ClientGoneError(AquilineError):
+    """The client closed its connection before the answer was complete."""
+
+
+def event(content: Any) -> bytes:
+    """One event that holds `content` as JSON."""
+    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """Streams events and ends when they end, when something fails, or when the client goes.
+
+    Args:
+        events: each entry is sent at once, as soon as it is there.
+        on_close: called once, however the stream ends.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[Sequence[Any]], on_close: Callable[[], None]) -> None:
+        self._events = events
+        self._on_close = on_close
+        self.background = None
+        self.body = b""
+        self.status_code = 200
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await unless_gone(receive, self._send_all(send))
+        except ClientGoneError:
+            pass
+        finally:
+            self._on_close()
+
+    async def _send_all(self, send: Send) -> None:
+        try:
+            async for entries in self._events:
+                await _send_part(send, b"".join(map(event, entries)))
+        except AquilineError as error:
+            await _send_part(send, event(failure_of(error).body))
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, Result]) -> Result:
+    """Do `work`; it is cancelled when the client closes its connection before the work is done.
+
+    Raises:
+        ClientGoneError: it has.
+    """
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_wait_until_gone(receive))
+    try:
+        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not worker.done():
+            raise ClientGoneError("the client closed its connection")
+        return worker.result()
+    finally:
+        watcher.cancel()
+        worker.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def _wait_until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

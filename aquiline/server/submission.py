@@ -1,0 +1,142 @@
+"""What the prompts of one HTTP request have come to, on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from aquiline.request import RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one step added to one answer.
+
+    Attributes:
+        num_tokens: committed tokens.
+        num_accepted: those of them that the draft had guessed; the others were drawn by the target alone.
+    """
+
+    num_tokens: int
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The newest state of one prompt, and the runs that led to it since the reader last looked.
+
+    Attributes:
+        runs: of each answer, oldest first.
+    """
+
+    index: int
+    output: RequestOutput
+    runs: tuple[tuple[Run, ...], ...]
+
+
+class Submission:
+    """The prompts of one HTTP request.
+
+    Args:
+        nums_answers: how many answers each prompt is to get.
+
+    Attributes:
+        request_ids: the engine's names of the prompts, in order.
+        first_token_at: `time.perf_counter` when the first token came; None before.
+        timer: ends the submission when its time is over.
+    """
+
+    def __init__(self, nums_answers: Sequence[int]) -> None:
+        self.nums_answers = tuple(nums_answers)
+        self.request_ids: list[str] = []
+        self.submitted_at = time.perf_counter()
+        self.first_token_at: float | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self._num_accepted = 0
+        self._num_finished = 0
+        self._latest: dict[int, RequestOutput] = {}
+        self._seen: dict[tuple[int, int], tuple[int, int]] = {}
+        self._runs: dict[int, list[list[Run]]] = {
+            index: [[] for _ in range(count)] for index, count in enumerate(self.nums_answers)
+        }
+        self._changed: set[int] = set()
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+
+    async def accepted(self) -> None:
+        """Wait until the engine has taken every prompt.
+
+        Raises:
+            AquilineError: it has refused one.
+        """
+        while self._num_accepted < len(self.nums_answers) and self._error is None:
+            self._news.clear()
+            await self._news.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def progress(self) -> AsyncIterator[list[Progress]]:
+        """What has changed since the last look, until all prompts are answered.
+
+        Raises:
+            AquilineError: the engine failed, or the server ended the request.
+        """
+        num_seen_finished = 0
+        while num_seen_finished < len(self.nums_answers):
+            while not self._changed and self._error is None:
+                self._news.clear()
+                await self._news.wait()
+            if self._error is not None:
+                raise self._error
+            changed, self._changed = sorted(self._changed), set()
+            news = [Progress(index, self._latest[index], self._take_runs(index)) for index in changed]
+            num_seen_finished += sum(entry.output.finished for entry in news)
+            yield news
+
+    async def finished(self) -> list[Progress]:
+        """The final state of every prompt, with all its runs.
+
+        Raises:
+            AquilineError: as `progress` does.
+        """
+        while self._num_finished < len(self.nums_answers) and self._error is None:
+            self._news.clear()
+            await self._news.wait()
+        if self._error is not None:
+            raise self._error
+        return [Progress(index, self._latest[index], self._take_runs(index)) for index in range(len(self.nums_answers))]
+
+    def accept(self) -> None:
+        """The engine has taken one of the prompts."""
+        self._num_accepted += 1
+        self._news.set()
+
+    def update(self, index: int, output: RequestOutput) -> None:
+        """Prompt number `index` has come to `output`."""
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
+        self._latest[index] = output
+        self._changed.add(index)
+        self._num_finished += output.finished
+        for completion in output.outputs:
+            figures = completion.speculation
+            before = self._seen.get((index, completion.index), (0, 0))
+            now = (figures.num_committed_tokens, figures.num_accepted_draft_tokens)
+            if now != before:
+                self._seen[index, completion.index] = now
+                self._runs[index][completion.index].append(Run(now[0] - before[0], now[1] - before[1]))
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """End everything with `error`, unless something failed before."""
+        if self._error is None:
+            self._error = error
+            self._news.set()
+
+    def _take_runs(self, index: int) -> tuple[tuple[Run, ...], ...]:
+        taken = tuple(tuple(runs) for runs in self._runs[index])
+        for runs in self._runs[index]:
+            runs.clear()
+        return taken
