@@ -23,6 +23,7 @@ from aquiline.errors import (
     UnsupportedFeatureError,
     UserError,
 )
+from aquiline.guided import GuidedParams
 from aquiline.request import (
     CompletionOutput,
     FinishReason,
@@ -46,6 +47,7 @@ __all__ = [
     "DraftMismatchError",
     "EngineConfig",
     "FinishReason",
+    "GuidedParams",
     "InternalError",
     "InvalidParameterError",
     "ModelFormatError",

@@ -100,7 +100,9 @@ class LLM:
         # Beside the pool of the native kernels PyTorch gets one thread: two pools would wait for each other's cores.
         torch.set_num_threads(1 if self.backend == "cpu" else settings.num_threads)
         eos_token_ids = self.tokenizer.eos_token_ids | frozenset(models.target.config.eos_token_ids)
-        self._models = EngineModels(models.target, models.draft, self.tokenizer.new_decoder, eos_token_ids)
+        self._models = EngineModels(
+            models.target, models.draft, self.tokenizer.new_decoder, eos_token_ids, self.tokenizer.vocabulary
+        )
         self._check_draft(draft_path)
         self.engine = Engine(self._models, self.config)
         self._num_calls = 0

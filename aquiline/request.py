@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aquiline.errors import InvalidParameterError
+from aquiline.guided import GuidedParams
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
@@ -59,6 +60,7 @@ class SamplingParams:
         n: how many independent outputs to produce, at most 1024; sample i uses noise keyed by (seed, i).
         logprobs: for each output token report its log-probability and those of this many most likely tokens.
         prompt_logprobs: the same for the tokens of the prompt.
+        guided: what the text must match; None leaves it free.
 
     Raises:
         InvalidParameterError: a value outside its range, of the wrong type, or not a number.
@@ -85,6 +87,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    guided: GuidedParams | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -102,6 +105,10 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} is {getattr(self, name)!r}; it must be true or false")
+        if self.guided is not None and not isinstance(self.guided, GuidedParams):
+            raise InvalidParameterError(f"guided is {self.guided!r}; it must be GuidedParams")
+        if self.guided is not None and self.ignore_eos:
+            raise InvalidParameterError("ignore_eos goes on behind the end that guided demands; give only one of them")
 
     def _check_numbers(self) -> None:
         _check_float("temperature", self.temperature, 0.0, math.inf)

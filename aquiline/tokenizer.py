@@ -107,6 +107,11 @@ class Tokenizer:
         """The bytes that one token adds to a text, special tokens included; empty for an id without a token."""
         return self._token_bytes(token_id)
 
+    def vocabulary(self) -> list[bytes]:
+        """The bytes of every token, by id; empty for special tokens and for ids without a token."""
+        token_bytes = self._bytes_lookup(skip_special_tokens=True)
+        return [token_bytes(token_id) for token_id in range(self.vocab_size)]
+
     def new_decoder(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder for one output that continues `prompt_token_ids`."""
         token_bytes = self._bytes_lookup(skip_special_tokens)

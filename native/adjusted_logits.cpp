@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "token_mask.h"
+
 namespace aquiline {
 namespace {
 
@@ -53,8 +55,8 @@ std::vector<PathColumn> path_columns(const LogitRow& row, const float* logits, c
 }  // namespace
 
 bool needs_adjusting(const LogitRow& row, const LogitRules& rules) {
-    return rules.bias.row_of(row.request, rules.vocab_size) != nullptr || early_stop_ids(row, rules) != nullptr ||
-           rules.output_counts.row_of(row.request, rules.vocab_size) != nullptr;
+    return row.mask != nullptr || rules.bias.row_of(row.request, rules.vocab_size) != nullptr ||
+           early_stop_ids(row, rules) != nullptr || rules.output_counts.row_of(row.request, rules.vocab_size) != nullptr;
 }
 
 const float* adjust_row(const LogitKernels& kernels, const float* logits, int num_columns, const LogitRow& row,
@@ -63,6 +65,12 @@ const float* adjust_row(const LogitKernels& kernels, const float* logits, int nu
     buffer.logits.resize(static_cast<std::size_t>(num_columns));
     float* const out = buffer.logits.data();
     const float* current = logits;
+    if (row.mask != nullptr) {
+        // Memory of its own, to come back to where the bias bans all of it.
+        buffer.allowed.resize(static_cast<std::size_t>(num_columns));
+        float* const allowed = buffer.allowed.data();
+        if (keep_allowed(current, row.mask, column_ids, num_columns, allowed)) current = allowed;
+    }
     const float* bias = rules.bias.row_of(row.request, rules.vocab_size);
     bias = at_columns(bias, column_ids, num_columns, buffer.numbers);
     if (bias != nullptr && kernels.add_bias(current, bias, num_columns, out)) current = out;

@@ -1,4 +1,4 @@
-// Bias and bans, min_tokens and penalties: the rules that also hold for greedy rows.
+// Grammar, bias and bans, min_tokens and penalties: the rules that also hold for greedy rows.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@ namespace aquiline {
 
 // Buffers for the adjusted logits of one row; kept, they are grown only once.
 struct AdjustedRow {
+    std::vector<float> allowed;          // what the grammar leaves
     std::vector<float> logits;
     std::vector<float> numbers;          // of the columns of a reduced vocabulary
     std::vector<std::uint8_t> flags;

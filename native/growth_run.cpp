@@ -90,6 +90,11 @@ Proposals GrowthRun::propose(int depth, const std::vector<std::int64_t>& path_to
 
 std::vector<LogitRow> GrowthRun::logit_rows(int depth, const std::vector<std::int64_t>& path_tokens) const {
     const RequestNoise& noise = sampling_.noise;
+    const MaskRows masks = batch_.masks ? batch_.masks(depth, path_tokens) : MaskRows{};
+    if (!masks.rows.empty() && masks.rows.size() != expanded_rows_.size()) {
+        throw std::out_of_range("there are " + std::to_string(masks.rows.size()) + " masks for " +
+                                std::to_string(expanded_rows_.size()) + " nodes");
+    }
     std::vector<LogitRow> rows;
     rows.reserve(expanded_rows_.size());
     for (std::size_t row = 0; row < expanded_rows_.size(); ++row) {
@@ -97,7 +102,8 @@ std::vector<LogitRow> GrowthRun::logit_rows(int depth, const std::vector<std::in
         const std::int64_t position = request(index).root() + depth + 1;
         const std::int64_t* path = path_tokens.data() + row * static_cast<std::size_t>(depth);
         rows.push_back({index, position - noise.prompt_lengths[index], path, depth,
-                        request_key(noise, index, position, NoiseStream::target)});
+                        request_key(noise, index, position, NoiseStream::target),
+                        masks.of_row(row, sampling_.rules.vocab_size)});
     }
     return rows;
 }

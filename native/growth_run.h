@@ -11,6 +11,7 @@
 #include "linear_stack.h"
 #include "logit_rules.h"
 #include "thread_pool.h"
+#include "token_mask.h"
 #include "workspace.h"
 
 namespace aquiline {
@@ -47,6 +48,7 @@ struct DraftBatch {
     std::int64_t num_features = 0;
     std::vector<DraftRequest> requests;   // those that grow trees come first
     int num_trees = 0;
+    MaskSource masks;                     // what grammars allow, asked for the nodes of all trees; none: everything
 
     // Throws std::invalid_argument for a tree behind a request without one.
     void add(DraftRequest request);

@@ -66,6 +66,7 @@ struct LogitRow {
     const std::int64_t* path_tokens;  // draft tokens from below the root down to the row's own node; null: none
     int path_len;                     // an id of -1 ends the path earlier
     NoiseKey key;                     // not read where the request is greedy
+    const std::uint32_t* mask = nullptr;  // what its grammar allows; null: everything
 };
 
 // What a random number is for; as NoiseStream of aquiline/kernels/reference/noise.py.

@@ -1,10 +1,12 @@
 // Draft growth for Python. Memory comes as addresses, which the Python side has checked.
 
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -35,6 +37,15 @@ DraftBatch draft_batch(Address features, bool is_bfloat16, std::int64_t num_feat
 void add_request(DraftBatch& self, std::vector<std::int64_t> block_ids, std::int64_t num_draft_rows,
                  std::vector<std::int64_t> token_ids, std::int64_t row, int max_depth) {
     self.add({std::move(block_ids), num_draft_rows, std::move(token_ids), row, max_depth});
+}
+
+void set_masks(DraftBatch& self, std::function<nb::object(int, const std::vector<std::int64_t>&)> ask) {
+    self.masks = [ask = std::move(ask)](int depth, const std::vector<std::int64_t>& path_tokens) {
+        const nb::gil_scoped_acquire locked;
+        const nb::object answer = ask(depth, path_tokens);
+        return MaskRows{pointer<const std::uint32_t>(nb::cast<Address>(answer[0])),
+                        nb::cast<std::vector<std::int64_t>>(answer[1])};
+    };
 }
 
 std::unique_ptr<DraftGrowth> new_growth(std::shared_ptr<ThreadPool> threads, std::shared_ptr<DraftForward> forward,
@@ -83,6 +94,7 @@ void bind_draft(nb::module_& module) {
     module.def("draft_places", draft_places, "regions"_a, "memory"_a, "rotary"_a);
     nb::class_<DraftBatch>(module, "DraftBatch")
         .def("add", add_request)
+        .def("set_masks", set_masks, "ask"_a)
         .def_ro("num_trees", &DraftBatch::num_trees)
         .def_prop_ro("last_position", &DraftBatch::last_position);
     module.def("draft_batch", draft_batch);

@@ -14,6 +14,7 @@
 #include "logit_rules.h"
 #include "memory_address.h"
 #include "token_drawer.h"
+#include "token_mask.h"
 #include "tree_walk.h"
 
 namespace nb = nanobind;
@@ -82,6 +83,9 @@ struct RowArrays {
     const std::int64_t* output_lengths;
     const std::int64_t* path_tokens;
     int path_capacity;
+    std::int64_t num_masks = 0;
+    const std::uint32_t* masks = nullptr;     // [num_masks, mask_words(vocab_size)]
+    const std::int64_t* mask_rows = nullptr;  // [num_rows], -1: none
 };
 
 RowArrays row_arrays(int num_rows, Address row_to_request, Address positions, Address output_lengths,
@@ -92,6 +96,18 @@ RowArrays row_arrays(int num_rows, Address row_to_request, Address positions, Ad
             pointer<const std::int64_t>(output_lengths),
             pointer<const std::int64_t>(path_tokens),
             path_capacity};
+}
+
+void set_masks(RowArrays& rows, Address masks, std::int64_t num_masks, Address mask_rows) {
+    rows.masks = pointer<const std::uint32_t>(masks);
+    rows.num_masks = num_masks;
+    rows.mask_rows = pointer<const std::int64_t>(mask_rows);
+    for (std::int64_t row = 0; row < rows.num_rows; ++row) {
+        if (rows.mask_rows[row] >= num_masks) {
+            throw std::out_of_range("a row has mask " + std::to_string(rows.mask_rows[row]) + " of " +
+                                    std::to_string(num_masks));
+        }
+    }
 }
 
 std::vector<LogitRow> logit_rows(const RowArrays& arrays, const SamplingRequests& requests) {
@@ -108,6 +124,9 @@ std::vector<LogitRow> logit_rows(const RowArrays& arrays, const SamplingRequests
         row.path_tokens = arrays.path_tokens == nullptr ? nullptr : arrays.path_tokens + index * arrays.path_capacity;
         row.path_len = arrays.path_tokens == nullptr ? 0 : arrays.path_capacity;
         row.key = request_key(requests.noise, row.request, arrays.positions[index], NoiseStream::target);
+        if (arrays.mask_rows != nullptr && arrays.mask_rows[index] >= 0) {
+            row.mask = arrays.masks + arrays.mask_rows[index] * mask_words(requests.rules.vocab_size);
+        }
     }
     return rows;
 }
@@ -190,7 +209,8 @@ void bind_sampling(nb::module_& module) {
         .def("set_filters", set_filters, "temperatures"_a, "top_k"_a, "top_p"_a, "log_min_p"_a);
     module.def("sampling_requests", sampling_requests, "num_requests"_a, "vocab_size"_a, "seeds"_a, "sample_indices"_a,
                "prompt_lengths"_a);
-    nb::class_<RowArrays>(module, "LogitRowArrays");
+    nb::class_<RowArrays>(module, "LogitRowArrays")
+        .def("set_masks", set_masks, "masks"_a, "num_masks"_a, "mask_rows"_a);
     module.def("logit_row_arrays", row_arrays, "num_rows"_a, "row_to_request"_a, "positions"_a, "output_lengths"_a,
                "path_tokens"_a, "path_capacity"_a);
     nb::class_<TreeArrays>(module, "TreeArrays");

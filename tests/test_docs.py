@@ -19,6 +19,7 @@ from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, SAMPLING_OPTION
 from aquiline.cli.parser import record_defaults
 from aquiline.cli.serve import SERVER_OPTIONS, SERVER_RECORDS
 from aquiline.config import EngineConfig
+from aquiline.guided import GuidedParams
 from tests.quickstart_model import IS_ON_DISK, PULL_IT
 from tests.source_tree import PACKAGE, ROOT, source_files
 
@@ -163,8 +164,13 @@ def test_options_of_measurements_are_documented(heading: str, name: str) -> None
 
 def test_sampling_fields_and_defaults_are_documented() -> None:
     defaults = record_defaults(SAMPLING_RECORDS)
+    guided = {field.name: f"guided.{field.name}" for field in dataclasses.fields(GuidedParams)}
     expected = [
-        [option.flag, option.field, spelt(defaults[option.field] if option.default is None else option.default)]
+        [
+            option.flag,
+            guided.get(option.field, option.field),
+            spelt(defaults[option.field] if option.default is None else option.default),
+        ]
         for option in SAMPLING_OPTIONS
     ]
     assert sorted(row[:3] for row in rows("Sampling")) == sorted(expected)

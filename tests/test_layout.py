@@ -24,6 +24,7 @@ PUBLIC_NAMES = {
     "DraftMismatchError",
     "EngineConfig",
     "FinishReason",
+    "GuidedParams",
     "InternalError",
     "InvalidParameterError",
     "LLM",
@@ -44,7 +45,7 @@ PUBLIC_NAMES = {
 }
 
 # A module may import its own layer and the layers named beside it. Everything may import the records.
-RECORDS = {"errors", "config", "request", "speculation"}
+RECORDS = {"errors", "config", "guided", "request", "speculation"}
 LAYERS = {
     "files": {"gguf_file"},
     "machine": {"cores"},

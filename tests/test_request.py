@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aquiline.errors import InvalidParameterError
+from aquiline.guided import GuidedParams
 from aquiline.request import (
     MAX_COUNT,
     MAX_LOGPROBS,
@@ -44,6 +45,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("ignore_eos", [True, False], [0, 1, None, "yes"]),
     ("skip_special_tokens", [True, False], [0, None]),
     ("include_stop_str_in_output", [True, False], [1, "no"]),
+    ("guided", [None, GuidedParams(regex="a+")], ["a+", True, {"regex": "a+"}]),
 ]
 
 

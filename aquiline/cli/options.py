@@ -7,13 +7,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from aquiline.cli.guided_options import GUIDED_OPTIONS, guided_params
 from aquiline.cli.parser import Option, integer, integer_or_none, number, token_bias, values_given
 from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from aquiline.errors import InvalidParameterError
+from aquiline.guided import GuidedParams
 from aquiline.request import SamplingParams
 from aquiline.speculation import FORMS, parse_speculation
 
-SAMPLING_RECORDS = (SamplingParams,)
+SAMPLING_RECORDS = (SamplingParams, GuidedParams)
 ENGINE_RECORDS = (EngineConfig, CacheConfig, SchedulerConfig, SpeculativeConfig)
 
 SAMPLING_OPTIONS = (
@@ -44,6 +46,7 @@ SAMPLING_OPTIONS = (
         "--logprobs", "logprobs", "report log-probabilities, and of this many likely tokens (with --json)", integer, "N"
     ),
     Option("--prompt-logprobs", "prompt_logprobs", "the same for the prompt's tokens (with --json)", integer, "N"),
+    *GUIDED_OPTIONS,
 )
 
 ENGINE_OPTIONS = (
@@ -71,7 +74,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """The sampling parameters that were typed.
 
     Raises:
-        InvalidParameterError: a value outside its range, or two biases for one token.
+        InvalidParameterError: a value outside its range, two biases for one token, or a guide that cannot be used.
     """
     values = values_given(args, SAMPLING_OPTIONS)
     if "logit_bias" in values:
@@ -80,7 +83,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
         for token_id in values["logit_bias"]:
             if sum(other == token_id for other, _ in pairs) > 1:
                 raise InvalidParameterError(f"--logit-bias names token id {token_id} more than once; give it one value")
-    return SamplingParams(**values)
+    return SamplingParams(**_for_record(SamplingParams, values), guided=guided_params(args))
 
 
 def engine_config(args: argparse.Namespace, options: Sequence[Option] = ENGINE_OPTIONS) -> EngineConfig:

@@ -1,4 +1,4 @@
-"""Everything of a running request that lives in tensors, changed together."""
+"""Everything that follows the committed tokens of a running request, changed together."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from aquiline.engine.commit import CommittedRequest
 from aquiline.engine.feature_store import FeatureStore
+from aquiline.engine.guidance import Guidance
 from aquiline.engine.inputs import StepLayout
 from aquiline.engine.kv_pool import KVPool
 from aquiline.engine.sampling_inputs import SamplingInputs, SamplingState
@@ -16,16 +17,19 @@ from aquiline.request import Request
 
 
 class DeviceState:
-    """K/V, pending features and sampling rows of the running requests.
+    """K/V, pending features, sampling rows and places in grammars of the running requests.
 
     Args:
         features: None in an engine without a draft.
     """
 
-    def __init__(self, pool: KVPool, features: FeatureStore | None, sampling: SamplingState) -> None:
+    def __init__(
+        self, pool: KVPool, features: FeatureStore | None, sampling: SamplingState, guidance: Guidance
+    ) -> None:
         self._pool = pool
         self._features = features
         self._sampling = sampling
+        self._guidance = guidance
         self._rows: dict[str, int] = {}
 
     def admit(self, request: Request) -> None:
@@ -34,6 +38,7 @@ class DeviceState:
             return
         self._rows[request.request_id] = request.row
         self._sampling.add(request)
+        self._guidance.admit(request)
         if self._features is not None and request.speculate:
             self._features.admit(request)
 
@@ -43,6 +48,7 @@ class DeviceState:
         if row is None:
             return
         self._sampling.remove(row)
+        self._guidance.release(request)
         if self._features is not None:
             self._features.release(row)
 
@@ -51,9 +57,11 @@ class DeviceState:
         return self._sampling.gather([scheduled.request for scheduled in step.drawing])
 
     def commit(self, step: StepLayout, states: TargetStates, committed: Sequence[CommittedRequest]) -> None:
-        """Keep what the committed tokens leave behind: features for the draft, and penalty counts."""
+        """Keep what the committed tokens leave behind: features for the draft, penalty counts, places in grammars."""
         drawn = [item for item in committed if item.token_ids]
         self._sampling.append_tokens([item.request for item in drawn], [item.token_ids for item in drawn])
+        for item in drawn:
+            self._guidance.commit(item.request, item.token_ids)
         if self._features is not None:
             self._keep_features(self._features, step, states, [c for c in committed if c.request.speculate])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aquiline.engine.draft_inputs import DraftInputBuilder
 from aquiline.engine.feature_store import FeatureStore
+from aquiline.engine.guidance import Guidance
 from aquiline.engine.inputs import InputBuilder, StepLayout
 from aquiline.engine.kv_pool import KVPool
 from aquiline.engine.native_grower import NativeGrower
@@ -31,10 +32,15 @@ def grower_for(
 
 
 class Drafter:
-    """Proposes one tree per tree request of a step."""
+    """Proposes one tree per tree request of a step.
 
-    def __init__(self, grower: TreeGrower) -> None:
+    Args:
+        guidance: what grammars allow: children are chosen among that.
+    """
+
+    def __init__(self, grower: TreeGrower, guidance: Guidance) -> None:
         self._grower = grower
+        self._guidance = guidance
 
     def propose(self, step: StepLayout, shape: TreeShape, sampling: SamplingInputs) -> DraftTree | None:
         """Extend the draft cache of every speculating request of the step, then grow the trees.
@@ -50,7 +56,9 @@ class Drafter:
         behind = [s for s in behind if s.request.num_draft_rows < s.request.num_computed_tokens]
         if not behind:
             return None
-        tree = self._grower.run(DraftWork(behind, len(step.tree_requests), shape, sampling))
+        is_guided = any(self._guidance.is_guided(s.request) for s in step.tree_requests)
+        guidance = self._guidance if is_guided else None
+        tree = self._grower.run(DraftWork(behind, len(step.tree_requests), shape, sampling, guidance))
         for scheduled in behind:
             scheduled.request.num_draft_rows = scheduled.request.num_computed_tokens
         return tree

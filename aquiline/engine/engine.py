@@ -18,6 +18,8 @@ from aquiline.engine.device_state import DeviceState
 from aquiline.engine.draft import Drafter, grower_for
 from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.finish import abort
+from aquiline.engine.grammar import CompiledGrammar, GrammarCompiler, VocabularyFactory
+from aquiline.engine.guidance import Guidance
 from aquiline.engine.host_view import accepted_runs, tree_traces
 from aquiline.engine.inputs import InputBuilder, StepLayout
 from aquiline.engine.kv_pool import KVPool, MemoryKind
@@ -35,6 +37,7 @@ from aquiline.engine.target_runner import runner_for
 from aquiline.engine.trace import TreeTrace
 from aquiline.engine.verify import Verified, Verifier
 from aquiline.errors import InvalidParameterError, PromptError
+from aquiline.kernels.sampling_kernels import LogitRows
 from aquiline.models.interfaces import DraftModel, TargetModel
 from aquiline.request import MAX_SEED, Request, RequestOutput, SamplingParams
 from aquiline.token_bytes import IncrementalDecoder
@@ -49,12 +52,15 @@ class EngineModels:
     Attributes:
         new_decoder: makes the text decoder of one output from its prompt's ids and `skip_special_tokens`.
         eos_token_ids: ids that end an answer.
+        new_vocabulary: lists the bytes of every token, empty for those that stand for no text; None: no request can be
+            guided.
     """
 
     target: TargetModel
     draft: DraftModel | None
     new_decoder: DecoderFactory
     eos_token_ids: frozenset[int]
+    new_vocabulary: VocabularyFactory | None = None
 
 
 class Engine:
@@ -92,14 +98,18 @@ class Engine:
         self._sampler = Sampler(target.config.vocab_size, config.speculative.acceptance, target.sampling)
         self._runner = runner_for(target, self.pool, self._builder)
         self._verifier = Verifier(self._runner, self._builder)
+        self.grammars: GrammarCompiler | None = None
+        if models.new_vocabulary is not None:
+            self.grammars = GrammarCompiler(models.new_vocabulary, target.config.vocab_size, models.eos_token_ids)
+        self._guidance = Guidance(target.config.vocab_size, device)
         self.features: FeatureStore | None = None
         self._drafter: Drafter | None = None
         if self._draft is not None:
             self.features = FeatureStore(layout.num_blocks, layout.block_size, self._draft.config.feature_size, memory)
             grower = grower_for(self._draft, self.pool, self.features, self._sampler, self._builder)
-            self._drafter = Drafter(grower)
+            self._drafter = Drafter(grower, self._guidance)
         sampling = SamplingState(layout.max_num_seqs, target.config.vocab_size, device)
-        self._device = DeviceState(self.pool, self.features, sampling)
+        self._device = DeviceState(self.pool, self.features, sampling, self._guidance)
         self._checker = ConsistencyChecker(target, self._draft, CheckedState(self.pool, self.features, sampling))
         self._committer = Committer(self.scheduler.max_request_tokens)
         self._groups: dict[str, SampleGroup] = {}
@@ -134,8 +144,8 @@ class Engine:
 
         Raises:
             PromptError: empty, longer than context or cache allow, or with ids the model does not have.
-            InvalidParameterError: parameters that name ids the model does not have, a priority that is not an integer,
-                or a request id in use.
+            InvalidParameterError: parameters that name ids the model does not have, a guide that cannot be followed, a
+                priority that is not an integer, or a request id in use.
         """
         if request_id in self._groups:
             raise InvalidParameterError(f"request_id {request_id!r} is in use; choose another")
@@ -148,6 +158,7 @@ class Engine:
                 raise PromptError(
                     f"the prompt holds {token_id!r}; this model's token ids are the integers 0 to {vocab_size - 1}"
                 )
+        grammar = self._grammar(params)
         seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED + 1)
         samples = []
         for index in range(params.n):
@@ -166,7 +177,17 @@ class Engine:
             samples.append(Sample(request, TextStream(decoder, params.stop, params.include_stop_str_in_output)))
         group = SampleGroup(request_id, prompt, tuple(samples))
         self._queue(group)
+        if grammar is not None:
+            for sample in samples:
+                self._guidance.register(sample.request.request_id, grammar)
         return group
+
+    def _grammar(self, params: SamplingParams) -> CompiledGrammar | None:
+        if params.guided is None:
+            return None
+        if self.grammars is None:
+            raise InvalidParameterError("guided needs the bytes of every token, and this model has no tokenizer")
+        return self.grammars.compile(params.guided)
 
     def _queue(self, group: SampleGroup) -> None:
         for sample in group.samples:
@@ -216,7 +237,9 @@ class Engine:
             self.clock.lap("verify")
             accepted = None
             if verified.rows is not None:
-                accepted = self._sampler.accept(sampling, verified.tree, verified.rows)
+                rows = self._guided(step, verified, verified.rows)
+                self.clock.lap("grammar")
+                accepted = self._sampler.accept(sampling, verified.tree, rows)
                 self._runner.move_accepted(step, accepted)
             self.clock.lap("sample")
             committed = self._commit(step, verified, accepted)
@@ -258,7 +281,14 @@ class Engine:
             ConsistencyError: a state does not describe the committed history.
         """
         self.scheduler.check_integrity()
-        self._checker.check(request for request in self.scheduler.running if not request.is_finished)
+        running = [request for request in self.scheduler.running if not request.is_finished]
+        self._checker.check(running)
+        self._guidance.check(running)
+
+    def _guided(self, step: StepLayout, verified: Verified, rows: LogitRows) -> LogitRows:
+        """The rows with what grammars allow at each."""
+        masks = self._guidance.masks(step, verified.tree)
+        return rows if masks is None else replace(rows, masks=masks)
 
     def _place(self, preempted: Sequence[Request], step: StepLayout) -> None:
         for request in preempted:
@@ -304,4 +334,5 @@ class Engine:
             for sample in group.samples:
                 del self._group_of[sample.request.request_id]
                 del self._streams[sample.request.request_id]
+                self._guidance.forget(sample.request.request_id)
         return group.output()

@@ -72,7 +72,9 @@ def _push(request: Request, stream: TextStream, token_id: int, max_model_len: in
     """Add the text of the newest token; returns how it ends the output, if it does."""
     params = request.params
     may_stop = request.num_output_tokens >= params.min_tokens
-    if may_stop and token_id in request.eos_token_ids and not params.ignore_eos:
+    # A grammar lets the model end only where nothing else may be left to say.
+    may_end = may_stop or params.guided is not None
+    if may_end and token_id in request.eos_token_ids and not params.ignore_eos:
         stream.push_stop_token(token_id)
         return _Ending(FinishReason.STOP)
     if may_stop and token_id in params.stop_token_ids:

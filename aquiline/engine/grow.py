@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from aquiline.engine.draft_inputs import DraftInputBuilder, PrefixView
 from aquiline.engine.sample import Proposal, Sampler
 from aquiline.engine.sampling_inputs import SamplingInputs
 from aquiline.engine.tree import DraftTree, max_children
-from aquiline.kernels.reference.sampling import largest
+from aquiline.kernels.reference.sampling import TokenMasks, largest
 from aquiline.models.eagle import DraftStates
 from aquiline.models.interfaces import DraftModel
 from aquiline.models.kv_layer import KVLayer
@@ -26,6 +26,7 @@ class GrowthContext:
     Attributes:
         view: what draft nodes see of their requests' pages, and the scratch they write to.
         root_tokens, max_depths: [num_reqs]; nodes below `max_depths` are marked invalid.
+        allowed: tells, from the draft tokens down to each node, what grammars allow below it; None: everything.
     """
 
     model: DraftModel
@@ -36,6 +37,7 @@ class GrowthContext:
     view: PrefixView
     root_tokens: Tensor
     max_depths: Tensor
+    allowed: Callable[[Sequence[Sequence[int]]], TokenMasks | None] | None = None
 
     @property
     def num_reqs(self) -> int:
@@ -64,13 +66,19 @@ class GrowthContext:
         request = torch.arange(self.num_reqs, device=head_inputs.device)
         request = request.repeat_interleave(head_inputs.shape[0] // self.num_reqs)
         positions = self.view.root_positions[request] + depth + 1
+        if path_tokens is not None:
+            path_tokens = path_tokens.flatten(0, 1)
+        masks = None
+        if self.allowed is not None:
+            masks = self.allowed([()] * self.num_reqs if path_tokens is None else path_tokens.tolist())
         return self.sampler.propose_scores(
             self.sampling,
             self.model.logits(head_inputs),
             request,
             positions,
             self.model.draft_to_target_ids,
-            None if path_tokens is None else path_tokens.flatten(0, 1),
+            path_tokens,
+            masks,
         )
 
     def tree(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,15 @@ import torch
 from torch import Tensor
 
 from aquiline.engine.feature_store import FeatureStore
+from aquiline.engine.guidance import Guidance
 from aquiline.engine.kv_pool import KVPool
 from aquiline.engine.tree import DraftTree, max_children
 from aquiline.engine.tree_grower import DraftWork
 from aquiline.kernels.cpu.extension import native
+from aquiline.kernels.reference.sampling import TokenMasks
 from aquiline.models.native_eagle import NativeEagle
 from aquiline.models.native_growth import NativeGrowth
+from aquiline.request import Request
 from aquiline.speculation import StaticTree
 
 if TYPE_CHECKING:
@@ -42,6 +46,22 @@ class _NodePlaces:
         # Nodes are numbered level by level, so those that stay are the first.
         row_counts = tuple(is_valid.sum(dim=1).tolist())
         return _NodePlaces(self.parents.where(is_valid, -1), self.depths, is_valid, row_counts)
+
+
+class _LevelMasks:
+    """Answers the native growth's question what grammars allow below the nodes of a level."""
+
+    def __init__(self, guidance: Guidance, requests: Sequence[Request]) -> None:
+        self._guidance = guidance
+        self._requests = requests
+        self._masks: TokenMasks | None = None
+
+    def __call__(self, depth: int, path_tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """Where the masks lie, and the mask of every node; both stay until the next call."""
+        num_nodes = len(path_tokens) // depth if depth else len(self._requests)
+        paths = [path_tokens[node * depth : (node + 1) * depth] for node in range(num_nodes)]
+        self._masks = self._guidance.masks_of(self._requests, paths)
+        return (0, []) if self._masks is None else (self._masks.bits.data_ptr(), self._masks.rows.tolist())
 
 
 class NativeGrower:
@@ -73,6 +93,8 @@ class NativeGrower:
                 request.row,
                 scheduled.max_draft_depth,
             )
+        if work.guidance is not None:
+            batch.set_masks(_LevelMasks(work.guidance, [s.request for s in work.tree_requests]))
         shape, sampling = work.shape, self._growth.prepared(work.sampling)
         if isinstance(shape, StaticTree):
             tokens = self._growth.grow_static(batch, sampling, self._native_shape(shape))

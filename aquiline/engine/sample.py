@@ -26,6 +26,7 @@ from aquiline.kernels.reference.noise import NoiseStream, gumbel, uniform
 from aquiline.kernels.reference.sampling import (
     RowPlaces,
     TokenLogProbs,
+    TokenMasks,
     adjust_logits,
     draw_tokens,
     log_probs_of,
@@ -101,12 +102,13 @@ class Sampler:
         positions: Tensor,
         draft_to_target_ids: Tensor | None,
         path_tokens: Tensor | None = None,
+        masks: TokenMasks | None = None,
     ) -> Proposal:
         """Score the draft's tokens as children of the nodes that `draft_logits` belong to.
 
-        The request's bans, bias, min_tokens, penalties and temperature apply to the draft too; top-k, top-p and min-p
-        do not. Keyed: scores carry the very noise with which the target will draw. Multi-round: noise of its own.
-        Requests with temperature 0 get no noise.
+        The request's grammar, bans, bias, min_tokens, penalties and temperature apply to the draft too; top-k, top-p
+        and min-p do not. Keyed: scores carry the very noise with which the target will draw. Multi-round: noise of its
+        own. Requests with temperature 0 get no noise.
 
         Args:
             draft_logits: [num_rows, draft_vocab].
@@ -115,9 +117,10 @@ class Sampler:
             draft_to_target_ids: [draft_vocab] int64; None: the draft has the target's vocabulary.
             path_tokens: [num_rows, max_depth] int64 padded with -1, as in `LogitRows`; None: no row has draft tokens
                 above it.
+            masks: what grammars allow at every row; None: no row has one.
         """
         output_lengths = positions - inputs.prompt_lengths[row_to_request]
-        places = RowPlaces(row_to_request, output_lengths, path_tokens, draft_to_target_ids)
+        places = RowPlaces(row_to_request, output_lengths, path_tokens, draft_to_target_ids, masks)
         adjusted = adjust_logits(draft_logits.to(torch.float32), inputs.rules, places)  # [num_rows, draft_vocab]
         weights = scale_logits(adjusted, inputs.rules, row_to_request)
         is_multi_round = self.acceptance == "multi_round"
@@ -186,6 +189,7 @@ def _root_rows(rows: LogitRows) -> LogitRows:
         rows.positions[roots],
         rows.output_lengths[roots],
         None if rows.path_tokens is None else rows.path_tokens[roots],
+        None if rows.masks is None else TokenMasks(rows.masks.bits, rows.masks.rows[roots]),
     )
 
 

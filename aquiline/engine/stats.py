@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-PHASES = ("schedule", "draft", "verify", "sample", "commit")
+PHASES = ("schedule", "draft", "verify", "grammar", "sample", "commit")
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from aquiline.engine.draft_inputs import DraftInputBuilder
 from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.grow import GrowthContext, grow_dynamic_tree, grow_static_tree
+from aquiline.engine.guidance import Guidance
 from aquiline.engine.kv_pool import KVPool
 from aquiline.engine.sample import Sampler
 from aquiline.engine.sampling_inputs import SamplingInputs
@@ -29,6 +31,7 @@ class DraftWork:
     Attributes:
         behind: requests with computed tokens that have no draft rows yet; those that grow a tree come first.
         num_trees: how many of them do.
+        guidance: what grammars allow below their roots; None: no request of the step is guided.
         sampling: of the step's drawing requests, tree requests first.
     """
 
@@ -36,6 +39,7 @@ class DraftWork:
     num_trees: int
     shape: TreeShape
     sampling: SamplingInputs
+    guidance: Guidance | None = None
 
     @property
     def tree_requests(self) -> Sequence[ScheduledRequest]:
@@ -82,6 +86,7 @@ class ReferenceGrower:
             view=self._builder.prefix_view(requests, num_places),
             root_tokens=self._builder.tensor([request.token_ids[-1] for request in requests]),
             max_depths=self._builder.tensor([scheduled.max_draft_depth for scheduled in work.tree_requests]),
+            allowed=None if work.guidance is None else partial(work.guidance.masks_of, requests),
         )
         if isinstance(shape, StaticTree):
             return grow_static_tree(context, shape, roots)

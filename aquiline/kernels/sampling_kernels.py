@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from aquiline.kernels.reference.noise import mix_key
-from aquiline.kernels.reference.sampling import LogitRules
+from aquiline.kernels.reference.sampling import LogitRules, TokenMasks
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class LogitRows:
         output_lengths: [num_rows] int64, output tokens before that token.
         path_tokens: [num_rows, max_depth] int64 padded with -1, draft tokens from below the root down to the row's
             own node; None without a tree.
+        masks: what grammars allow at every row; None: no row has one.
     """
 
     logits: Tensor
@@ -56,6 +57,7 @@ class LogitRows:
     positions: Tensor
     output_lengths: Tensor
     path_tokens: Tensor | None = None
+    masks: TokenMasks | None = None
 
 
 class TreeNodes(Protocol):

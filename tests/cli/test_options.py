@@ -21,7 +21,7 @@ from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, Speculat
 from aquiline.request import SamplingParams
 from aquiline.speculation import parse_speculation
 
-NESTED = {"cache", "scheduler", "speculative"}
+NESTED = {"cache", "scheduler", "speculative", "guided"}
 
 
 def parse(*argv: str) -> argparse.Namespace:

@@ -12,12 +12,13 @@ from aquiline.errors import InvalidParameterError
 from aquiline.kernels.cpu.extension import native
 from aquiline.kernels.cpu.forward import check_tensor
 from aquiline.kernels.cpu.packed import Threads
-from aquiline.kernels.reference.sampling import DenseRows, LogitRules
+from aquiline.kernels.reference.sampling import DenseRows, LogitRules, TokenMasks
 from aquiline.kernels.sampling_kernels import DrawnPaths, LogitRows, SamplingRequests, TreeNodes
 
 if TYPE_CHECKING:
     from aquiline.kernels.cpu import _native
 
+INT32 = (torch.int32,)
 INT64 = (torch.int64,)
 FLOAT32 = (torch.float32,)
 FLOAT64 = (torch.float64,)
@@ -166,9 +167,13 @@ class NativeSampling:
 
 
 class _RowArrays:
-    """The rows of a step for the extension module; keeps the tensors alive."""
+    """The rows of a step for the extension module; keeps the tensors alive.
 
-    def __init__(self, rows: LogitRows) -> None:
+    Args:
+        mask_vocab_size: tokens that a mask speaks of, which are the target's; None: as many as there are columns.
+    """
+
+    def __init__(self, rows: LogitRows, mask_vocab_size: int | None = None) -> None:
         check_tensor(rows.logits, "logits", FLOAT32, (None, None))
         self.num_rows, self.vocab_size = rows.logits.shape
         if not self.vocab_size:
@@ -185,6 +190,14 @@ class _RowArrays:
             else self._address(rows.path_tokens, "path_tokens", (self.num_rows, path_capacity)),
             path_capacity,
         )
+        if rows.masks is not None:
+            self._set_masks(rows.masks, mask_vocab_size or self.vocab_size)
+
+    def _set_masks(self, masks: TokenMasks, vocab_size: int) -> None:
+        check_tensor(masks.bits, "mask bits", INT32, (None, -(-vocab_size // 32)))
+        self._kept.append(masks.bits)
+        mask_rows = self._address(masks.rows, "mask rows", (self.num_rows,))
+        self.handle.set_masks(masks.bits.data_ptr(), masks.bits.shape[0], mask_rows)
 
     def _address(self, tensor: Tensor, name: str, shape: tuple[int, ...]) -> int:
         contiguous = tensor.contiguous()
@@ -219,7 +232,7 @@ def best_children(
         InvalidParameterError: a tensor that does not fit, a column without a target id, or more children than columns.
         IndexError: a request or path token that does not exist.
     """
-    arrays = _RowArrays(rows)
+    arrays = _RowArrays(rows, prepared.vocab_size)
     num_columns, vocab_size = arrays.vocab_size, prepared.vocab_size
     if column_ids is not None:
         check_tensor(column_ids, "column_ids", INT64, (num_columns,))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from aquiline.kernels.reference.accept import AcceptedPaths, accept_keyed
 from aquiline.kernels.reference.noise import NoiseStream
-from aquiline.kernels.reference.sampling import RowPlaces, draw_tokens, process_logits
+from aquiline.kernels.reference.sampling import RowPlaces, TokenMasks, draw_tokens, process_logits
 from aquiline.kernels.sampling_kernels import DrawnPaths, LogitRows, SamplingRequests, TreeNodes
 
 NUMBERS_PER_CHUNK = 2**23
@@ -47,7 +47,8 @@ def row_chunks(logits: Tensor) -> list[slice]:
 def row_places(rows: LogitRows, part: slice) -> RowPlaces:
     """Where the rows of a chunk belong."""
     path_tokens = None if rows.path_tokens is None else rows.path_tokens[part]
-    return RowPlaces(rows.row_to_request[part], rows.output_lengths[part], path_tokens)
+    masks = None if rows.masks is None else TokenMasks(rows.masks.bits, rows.masks.rows[part])
+    return RowPlaces(rows.row_to_request[part], rows.output_lengths[part], path_tokens, masks=masks)
 
 
 def committed_tokens(tree: TreeNodes | None, paths: AcceptedPaths) -> Tensor:

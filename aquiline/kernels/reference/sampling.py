@@ -1,7 +1,8 @@
 """From the target's logits to a drawn token: every sampling parameter, in one order, for every path.
 
-    allowed ids, banned ids and bias  ->  min_tokens  ->  repetition penalty  ->  presence and frequency penalty
-        ->  temperature  ->  top-k  ->  top-p  ->  min-p  ->  argmax of log-weight + Gumbel noise
+    grammar  ->  allowed ids, banned ids and bias  ->  min_tokens  ->  repetition penalty
+        ->  presence and frequency penalty  ->  temperature  ->  top-k  ->  top-p  ->  min-p
+        ->  argmax of log-weight + Gumbel noise
 
 A row's result depends on that row alone, bit for bit: whatever is summed is summed in integers, whose sum does not
 depend on the order, and everything else works element by element.
@@ -91,6 +92,28 @@ class LogitRules:
 
 
 @dataclass(frozen=True)
+class TokenMasks:
+    """Which tokens a grammar allows at each row.
+
+    Worked example, vocabulary 40, ids 0, 33 and 39 allowed: the words are 1 and 2**1 + 2**7.
+
+    Attributes:
+        bits: [num_masks, ceil(vocab / 32)] int32; id v is allowed where bit v % 32 of word v // 32 is set.
+        rows: [num_rows] int64, the mask of every logits row; -1: nothing is forbidden there.
+    """
+
+    bits: Tensor
+    rows: Tensor
+
+    def allowed(self, num_columns: int, token_ids: Tensor | None) -> Tensor:
+        """Whether each row allows the tokens `token_ids` (None: ids 0 to num_columns - 1): [num_rows, num_columns]."""
+        if token_ids is None:
+            token_ids = torch.arange(num_columns, device=self.bits.device)
+        words = self.bits[self.rows.clamp(min=0)][:, token_ids // 32]  # [num_rows, num_columns]
+        return ((words >> (token_ids % 32).to(torch.int32)) & 1).bool() | (self.rows < 0).unsqueeze(1)
+
+
+@dataclass(frozen=True)
 class RowPlaces:
     """Which request every logits row belongs to, and where in it.
 
@@ -101,12 +124,14 @@ class RowPlaces:
             own node. The root is not among them: it is committed, so the request's own counts hold it. None: no row
             has any.
         token_ids: [num_columns] int64, target id of every logits column; None: column i is id i.
+        masks: what grammars allow; None: no row has one.
     """
 
     row_to_request: Tensor
     output_lengths: Tensor
     path_tokens: Tensor | None = None
     token_ids: Tensor | None = None
+    masks: TokenMasks | None = None
 
 
 def process_logits(logits: Tensor, rules: LogitRules, places: RowPlaces) -> Tensor:
@@ -136,14 +161,17 @@ def scale_logits(adjusted: Tensor, rules: LogitRules, row_to_request: Tensor) ->
 
 
 def adjust_logits(logits: Tensor, rules: LogitRules, places: RowPlaces) -> Tensor:
-    """Bias and bans, min_tokens, and penalties: what also holds for greedy rows.
+    """Grammar, bias and bans, min_tokens, and penalties: what also holds for greedy rows.
 
-    A ban that would leave a row without any token is not applied to that row (min_tokens, when only stop ids are
-    allowed, is the case that requests can bring about).
+    A ban that would leave a row without any token is not applied to that row: min_tokens, when only stop ids are
+    allowed, or a grammar, when the draft's vocabulary has none of the tokens that may come next.
 
     Returns:
         [num_rows, num_columns] float32; `logits` itself when there is nothing to do.
     """
+    if places.masks is not None:
+        allowed = places.masks.allowed(logits.shape[1], places.token_ids)  # [num_rows, num_columns]
+        logits = _unless_empty(logits.masked_fill(~allowed, -torch.inf), logits)
     if rules.bias is not None:
         biased = logits + rules.bias.take(places.row_to_request, places.token_ids)  # [num_rows, num_columns]
         logits = _unless_empty(biased, logits)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aquiline.kernels.reference.sampling import DenseRows, LogitRules, MinTokens, Penalties
+from aquiline.kernels.reference.sampling import DenseRows, LogitRules, MinTokens, Penalties, TokenMasks
 from aquiline.kernels.sampling_kernels import LogitRows, SamplingRequests
 
 
@@ -93,6 +93,18 @@ class CaseMaker:
             self.integers(1, 9, self.num_reqs),
         )
 
+    def masks(self, num_rows: int) -> TokenMasks | None:
+        """Masks of a step; some allow everything, a few tokens, whole words, or nothing."""
+        if self.coin():
+            return None
+        num_words = -(-self.vocab_size // 32)
+        words = self.integers(-(2**31), 2**31, 5, num_words).to(torch.int32)
+        words[0] = -1
+        words[1] = 0
+        words[2] = torch.where(self.flags(0.5, num_words), -1, 0)
+        words[3] = torch.where(self.flags(0.1, num_words), words[3], 0)
+        return TokenMasks(words, self.integers(-1, 5, num_rows))
+
     def paths(self, num_rows: int) -> Tensor | None:
         depth = int(self.integers(0, 4, 1))
         if not depth:
@@ -110,6 +122,7 @@ def drawing_case(seed: int, vocab_size: int, num_reqs: int, num_rows: int) -> Dr
         positions=make.integers(0, 2**31, num_rows),
         output_lengths=make.integers(0, 8, num_rows),
         path_tokens=make.paths(num_rows),
+        masks=make.masks(num_rows),
     )
     return DrawingCase(make.requests(), rows)
 
@@ -123,4 +136,5 @@ def rows_of(rows: LogitRows, part: slice) -> LogitRows:
         rows.positions[part],
         rows.output_lengths[part],
         None if rows.path_tokens is None else rows.path_tokens[part],
+        None if rows.masks is None else TokenMasks(rows.masks.bits, rows.masks.rows[part]),
     )

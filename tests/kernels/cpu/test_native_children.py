@@ -45,6 +45,7 @@ class DraftCase:
             positions,
             positions - requests.prompt_lengths[row_to_request],
             make.paths(num_rows),
+            make.masks(num_rows),
         )
 
     def native(self, width: int, num_threads: int = 2, part: slice | None = None) -> BestChildren:
@@ -55,7 +56,13 @@ class DraftCase:
     def reference(self) -> Proposal:
         rows = self.rows
         return Sampler(self.vocab_size).propose_scores(
-            self.requests, rows.logits, rows.row_to_request, rows.positions, self.column_ids, rows.path_tokens
+            self.requests,
+            rows.logits,
+            rows.row_to_request,
+            rows.positions,
+            self.column_ids,
+            rows.path_tokens,
+            rows.masks,
         )
 
 

@@ -47,7 +47,7 @@ def noisy_scores(case: DrawingCase, row: int, top_p_factor: float) -> Tensor:
     """Log-weights and noise of a row, with top-p a little larger or smaller."""
     part, rules = rows_of(case.rows, slice(row, row + 1)), case.requests.rules
     top_p = None if rules.top_p is None else torch.where(rules.top_p < 1, rules.top_p * top_p_factor, 1.0)
-    places = RowPlaces(part.row_to_request, part.output_lengths, part.path_tokens)
+    places = RowPlaces(part.row_to_request, part.output_lengths, part.path_tokens, masks=part.masks)
     scores = process_logits(part.logits, replace(rules, top_p=top_p), places)
     if rules.temperatures is None or rules.temperatures[part.row_to_request[0]] == 0:
         return scores[0]

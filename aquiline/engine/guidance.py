@@ -1,0 +1,214 @@
+"""Where every guided request stands in its grammar, and the masks of the rows that draw.
+
+A matcher advances by committed tokens alone. For a tree it is moved down each node's own path and back: siblings may
+have different continuations, so every node gets the mask of its own path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from aquiline.engine.grammar import CompiledGrammar, Matcher, mask_words
+from aquiline.engine.inputs import StepLayout
+from aquiline.engine.tree import DraftTree
+from aquiline.errors import ConsistencyError, InternalError
+from aquiline.kernels.reference.sampling import TokenMasks
+from aquiline.request import Request
+
+
+@dataclass(frozen=True)
+class TreeNodes:
+    """One request's tree as lists; node 0 is the root, parents come before their children, -1 for absent nodes."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+
+
+class MaskTable:
+    """Masks of a step, one row after the other; the memory is kept from step to step."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._bits = torch.zeros(8, mask_words(vocab_size), dtype=torch.int32)
+        self._num_used = 0
+
+    def clear(self) -> None:
+        """Forget all masks."""
+        self._num_used = 0
+
+    def add(self, matcher: Matcher) -> int:
+        """Write what may follow now; returns the number of the mask, -1 behind the end of the output."""
+        if matcher.is_terminated:
+            return -1
+        if self._num_used == len(self._bits):
+            self._bits = torch.cat((self._bits, torch.zeros_like(self._bits)))
+        matcher.fill(self._bits, self._num_used)
+        self._num_used += 1
+        return self._num_used - 1
+
+    def masks(self, rows: Sequence[int], device: torch.device) -> TokenMasks | None:
+        """The masks written so far; None when there are none.
+
+        Args:
+            rows: number of the mask of every row of logits, -1 for none.
+        """
+        if not self._num_used:
+            return None
+        return TokenMasks(self._bits[: self._num_used].to(device), torch.tensor(rows, device=device))
+
+
+class Guidance:
+    """The guided requests of an engine.
+
+    Args:
+        device: where masks are used.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._table = MaskTable(vocab_size)
+        self._grammars: dict[str, CompiledGrammar] = {}
+        self._matchers: dict[str, Matcher] = {}
+
+    @property
+    def num_requests(self) -> int:
+        """Guided requests that wait or run."""
+        return len(self._grammars)
+
+    def register(self, request_id: str, grammar: CompiledGrammar) -> None:
+        """A guided request was added."""
+        self._grammars[request_id] = grammar
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended; nothing happens when it is not guided."""
+        self._grammars.pop(request_id, None)
+        self._matchers.pop(request_id, None)
+
+    def admit(self, request: Request) -> None:
+        """Set up the matcher of a request that begins to run, from its output so far."""
+        grammar = self._grammars.get(request.request_id)
+        if grammar is not None:
+            self._matchers[request.request_id] = _matcher_at(grammar, request)
+
+    def release(self, request: Request) -> None:
+        """Drop the matcher of a request that was preempted or has ended."""
+        self._matchers.pop(request.request_id, None)
+
+    def commit(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Advance by the tokens that a step committed."""
+        matcher = self._matchers.get(request.request_id)
+        if matcher is not None:
+            _advance(matcher, request, token_ids)
+
+    def masks(self, step: StepLayout, tree: DraftTree | None) -> TokenMasks | None:
+        """Masks of every row that draws, in row order; None when no request of the step is guided.
+
+        Args:
+            tree: with a row for each of `step.drawing`; None: every request has its root alone.
+        """
+        if not self._matchers:
+            return None
+        self._table.clear()
+        rows: list[int] = []
+        for index, scheduled in enumerate(step.drawing):
+            matcher = self._matchers.get(scheduled.request.request_id)
+            has_tree = scheduled.max_draft_depth > 0
+            if matcher is None:
+                rows += [-1] * (step.num_rows(scheduled) if has_tree else 1)
+            elif not has_tree:
+                rows.append(self._table.add(matcher))
+            else:
+                assert tree is not None
+                count = step.num_rows(scheduled)
+                nodes = TreeNodes(tree.tokens[index, :count].tolist(), tree.parents[index, :count].tolist())
+                rows += fill_tree(matcher, nodes, self._table)
+        return self._table.masks(rows, self._device)
+
+    def masks_of(self, requests: Sequence[Request], paths: Sequence[Sequence[int]]) -> TokenMasks | None:
+        """Masks of tree nodes that are about to grow children; None when no request is guided.
+
+        Args:
+            paths: draft tokens from below the root down to each node, request by request, the same number of each.
+        """
+        matchers = [self._matchers.get(request.request_id) for request in requests]
+        if not any(matchers):
+            return None
+        self._table.clear()
+        num_per_request = len(paths) // len(requests)
+        rows = [
+            -1 if matcher is None else _mask_below(matcher, paths[index * num_per_request + node], self._table)
+            for index, matcher in enumerate(matchers)
+            for node in range(num_per_request)
+        ]
+        return self._table.masks(rows, self._device)
+
+    def is_guided(self, request: Request) -> bool:
+        """Whether a running request follows a grammar."""
+        return request.request_id in self._matchers
+
+    def check(self, requests: Sequence[Request]) -> None:
+        """Compare every matcher with one that reads the committed output anew.
+
+        Raises:
+            ConsistencyError: they disagree on what may come next.
+        """
+        for request in requests:
+            matcher = self._matchers.get(request.request_id)
+            if matcher is None or request.is_finished:
+                continue
+            held, fresh = MaskTable(self._vocab_size), MaskTable(self._vocab_size)
+            numbers = held.add(matcher), fresh.add(_matcher_at(self._grammars[request.request_id], request))
+            if numbers[0] != numbers[1] or not torch.equal(held._bits, fresh._bits):
+                raise ConsistencyError(f"request {request.request_id}: the grammar's state differs from a fresh one")
+
+
+def fill_tree(matcher: Matcher, nodes: TreeNodes, table: MaskTable) -> list[int]:
+    """Masks along each node's own path; the matcher stands at the root before and after.
+
+    Returns:
+        Number of the mask of every node; -1 where no mask is needed: at absent nodes, below an illegal token or an end.
+    """
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(nodes.parents):
+        children.setdefault(parent, []).append(node)
+    rows = [-1] * len(nodes.parents)
+    rows[0] = table.add(matcher)
+    num_down = 0
+    waiting = [(node, 0) for node in reversed(children.get(0, ()))]
+    while waiting:
+        node, depth = waiting.pop()
+        matcher.rollback(num_down - depth)
+        num_down = depth
+        if matcher.accept(nodes.tokens[node]):
+            num_down += 1
+            rows[node] = table.add(matcher)
+            waiting += [(child, num_down) for child in reversed(children.get(node, ()))]
+    matcher.rollback(num_down)
+    return rows
+
+
+def _mask_below(matcher: Matcher, path: Sequence[int], table: MaskTable) -> int:
+    """Number of the mask behind some more tokens; -1 where they leave the grammar or end the output."""
+    num_down = 0
+    while num_down < len(path) and matcher.accept(path[num_down]):
+        num_down += 1
+    row = table.add(matcher) if num_down == len(path) else -1
+    matcher.rollback(num_down)
+    return row
+
+
+def _matcher_at(grammar: CompiledGrammar, request: Request) -> Matcher:
+    matcher = grammar.matcher()
+    _advance(matcher, request, request.output_token_ids)
+    return matcher
+
+
+def _advance(matcher: Matcher, request: Request, token_ids: Sequence[int]) -> None:
+    for place, token_id in enumerate(token_ids):
+        if not matcher.accept(token_id):
+            raise InternalError(
+                f"request {request.request_id}: token {token_id}, {place} of {len(token_ids)}, leaves its grammar"
+            )
