@@ -36,12 +36,18 @@ class ChatTemplate:
         self._named_tokens = dict(named_tokens)
         self._source = source
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The conversation as one text.
 
         Args:
             messages: each with `role` and `content`; content is text or a list of text parts.
             add_generation_prompt: end with the beginning of the assistant's next answer.
+            tools: functions that the assistant may call, as objects; not every template shows them.
 
         Raises:
             PromptError: malformed messages, or the template refuses them.
@@ -52,7 +58,7 @@ class ChatTemplate:
             return template.render(
                 messages=checked,
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=tools,
                 documents=None,
                 **self._named_tokens,
             )

@@ -22,6 +22,7 @@ class ChatPlan:
 
     Attributes:
         new_parser: makes the tool parser of one choice; None leaves the text alone.
+        has_one_call: calls after the first are left out.
     """
 
     head: AnswerHead
@@ -31,6 +32,7 @@ class ChatPlan:
     num_answers: int
     skips_special_tokens: bool
     new_parser: Callable[[], ToolParser] | None = None
+    has_one_call: bool = False
 
 
 @dataclass
@@ -144,6 +146,8 @@ class ChatAnswer:
             events = choice.parser.push(piece.text)
             if piece.finish_reason is not None:
                 events = [*events, *choice.parser.finish()]
+            if self._plan.has_one_call:
+                events = [event for event in events if isinstance(event, ContentEvent) or event.index == 0]
             choice.has_calls = choice.has_calls or any(isinstance(event, CallEvent) for event in events)
             delta = _event_delta(events)
         written: Json = {"index": index, "delta": delta, "logprobs": None}

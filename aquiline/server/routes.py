@@ -21,7 +21,7 @@ from aquiline.server.protocol.completions import (
     TokenizeBody,
     Version,
 )
-from aquiline.server.protocol.messages import template_messages
+from aquiline.server.protocol.messages import template_messages, template_tools
 from aquiline.server.service import Service
 
 STARTED = int(time.time())
@@ -96,7 +96,8 @@ def tokenize(body: TokenizeBody, service: Serving) -> TokenizeAnswer:
         tokens = tokenizer.encode(body.prompt, body.add_special_tokens)
     else:
         assert body.messages is not None
-        tokens = tokenizer.apply_chat_template(template_messages(body.messages), body.add_generation_prompt)
+        messages, tools = template_messages(body.messages), template_tools(body.tools or ())
+        tokens = service.served.tool_prompts.encode(messages, tools, body.add_generation_prompt)
     texts = [tokenizer.token_text(token_id) for token_id in tokens] if body.return_token_strs else None
     limit = service.served.limits.max_request_tokens
     return TokenizeAnswer(count=len(tokens), max_model_len=limit, tokens=tokens, token_strs=texts)

@@ -19,6 +19,7 @@ from aquiline.server.logs import configure_logs
 from aquiline.server.prompts import PromptLimits
 from aquiline.server.service import Served
 from aquiline.server.settings import ServerSettings
+from aquiline.server.tools.prompt import ToolPrompts
 
 SECONDS_AFTER_DRAIN = 5
 
@@ -55,7 +56,8 @@ def serve(
 def served_by(llm: LLM, model: str, settings: ServerSettings, version: str) -> Served:
     """What a server of `llm` tells and checks."""
     limits = PromptLimits(llm.engine.scheduler.max_request_tokens, llm.models.target.config.vocab_size)
-    return Served(llm, settings.served_model_name or model, limits, f"aquiline-{version}")
+    tool_prompts = ToolPrompts(llm.tokenizer, settings.tool_format)
+    return Served(llm, settings.served_model_name or model, limits, f"aquiline-{version}", tool_prompts)
 
 
 def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:

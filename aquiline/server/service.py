@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,11 +22,13 @@ from aquiline.server.prompts import PromptLimits, encode_prompts, may_speculate
 from aquiline.server.protocol.chat import ChatBody
 from aquiline.server.protocol.common import GenerationBody
 from aquiline.server.protocol.completions import CompletionBody
-from aquiline.server.protocol.messages import template_messages
+from aquiline.server.protocol.messages import template_messages, template_tools
 from aquiline.server.sampling import chat_params, completion_params
 from aquiline.server.settings import ServerSettings
 from aquiline.server.sse import EventStream, unless_gone
 from aquiline.server.submission import Submission
+from aquiline.server.tools.events import ToolParser
+from aquiline.server.tools.prompt import ToolPrompts
 from aquiline.tokenizer import Tokenizer
 
 
@@ -53,6 +55,7 @@ class Served:
     name: str
     limits: PromptLimits
     fingerprint: str
+    tool_prompts: ToolPrompts
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class Service:
         self._check_number(params.n)
         tokenizer = self.served.llm.tokenizer
         messages = template_messages(body.messages)
-        token_ids = tokenizer.apply_chat_template(messages, body.add_generation_prompt is not False)
+        tools = template_tools(body.tools or ()) if body.tool_choice != "none" else []
+        token_ids = self.served.tool_prompts.encode(messages, tools, body.add_generation_prompt is not False)
         self.served.limits.check(token_ids, "the conversation")
         plan = ChatPlan(
             head=self._head("chatcmpl", "chat.completion", "chat.completion.chunk"),
@@ -104,8 +108,14 @@ class Service:
             prompt_token_ids=tuple(token_ids),
             num_answers=params.n,
             skips_special_tokens=params.skip_special_tokens,
+            new_parser=self._parser_factory(tools),
+            has_one_call=body.parallel_tool_calls is False,
         )
         return Ask([self._engine_request(body, token_ids, params)], ChatAnswer(plan), body.is_streamed)
+
+    def _parser_factory(self, tools: Sequence[Mapping[str, Any]]) -> Callable[[], ToolParser] | None:
+        names = frozenset(tool["function"]["name"] for tool in tools)
+        return (lambda: self.served.tool_prompts.new_parser(names)) if names else None
 
     def _ask_completion(self, body: CompletionBody) -> Ask:
         self.check_model(body.model)

@@ -20,6 +20,7 @@ from aquiline.server.prompts import PromptLimits
 from aquiline.server.run import DrainingServer, uvicorn_config
 from aquiline.server.service import Served, ServedLLM
 from aquiline.server.settings import ServerSettings
+from aquiline.server.tools.prompt import ToolPrompts
 from aquiline.speculation import parse_speculation
 from tests.checkpoints import write_draft, write_target
 from tests.tiny import tiny_eagle_config, tiny_llama_config
@@ -76,7 +77,9 @@ def running(
     """Serve until the `with` ends; then nothing may be left in the engine."""
     settings = replace(settings or ServerSettings(), port=0)
     client = EngineClient(engine, 4 + settings.max_queue)
-    served = Served(llm, NAME, limits or PromptLimits(256, llm.tokenizer.vocab_size), "aquiline-test")
+    limits = limits or PromptLimits(256, llm.tokenizer.vocab_size)
+    tool_prompts = ToolPrompts(llm.tokenizer, settings.tool_format)
+    served = Served(llm, NAME, limits, "aquiline-test", tool_prompts)
     server = DrainingServer(
         uvicorn_config(create_app(served, client, settings, "0"), settings), client, settings.drain_timeout
     )
