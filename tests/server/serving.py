@@ -44,7 +44,7 @@ def toy_llm(folder: Path, speculate: str = "tree:2x2", num_blocks: int | None = 
     """The toy model of `write_toy`, loaded."""
     config = EngineConfig(
         dtype="float32",
-        speculative=SpeculativeConfig(parse_speculation(speculate)),
+        speculative=SpeculativeConfig(parse_speculation(speculate), draft_check="off"),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=64),
         cache=CacheConfig(block_size=4, num_blocks=num_blocks or 256),
     )

@@ -43,8 +43,10 @@ def served(arguments: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], st
 def test_a_process_serves_until_it_is_told_to_stop(toy_folder: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("secret-1\n\nsecret-2\n")
-    toy = [str(toy_folder / "target"), "--draft", str(toy_folder / "draft"), "--dtype", "float32", "--port", "0"]
-    with served([*toy, "--served-model-name", "toy", "--api-key-file", str(keys)]) as (process, url):
+    toy = [str(toy_folder / "target"), "--draft", str(toy_folder / "draft"), "--draft-check", "off"]
+    with served(
+        [*toy, "--dtype", "float32", "--port", "0", "--served-model-name", "toy", "--api-key-file", str(keys)]
+    ) as (process, url):
         assert httpx.get(f"{url}/ready").status_code == 200
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{url}/v1", api_key="secret-3", max_retries=0).models.list()
@@ -91,12 +93,11 @@ def test_mistakes_are_one_line_and_status_2(
     assert message in error and error.count("\n") == 1
 
 
-def test_an_address_in_use_is_one_line_and_status_2(toy_folder: Path) -> None:
+def test_an_address_in_use_is_one_line_and_status_2(toy_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "aquiline", "serve", str(toy_folder / "target"), "--draft", "none"]
-        finished = subprocess.run([*command, "--port", port], capture_output=True, text=True)
-    assert finished.returncode == 2
-    assert f"127.0.0.1:{port} cannot be listened on" in finished.stderr.splitlines()[-1]
+        assert main(["serve", str(toy_folder / "target"), "--draft", "none", "--port", port]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"aquiline: error: 127.0.0.1:{port} cannot be listened on")
