@@ -29,10 +29,10 @@ from aquiline.request import (
     FinishReason,
     RequestOutput,
     SamplingParams,
-    SpeculationFigures,
     TokenLogprob,
 )
 from aquiline.speculation import parse_speculation
+from aquiline.speculation_figures import SpeculationFigures
 
 if TYPE_CHECKING:
     from aquiline.llm import LLM

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from aquiline.errors import InvalidParameterError
-from aquiline.speculation import DynamicTree, SpeculationMode
+from aquiline.speculation import MAX_DRAFT_TOKENS, DynamicTree, SpeculationMode
 
 Dtype = Literal["float32", "bfloat16"]
 AcceptanceRule = Literal["keyed", "multi_round"]
 DraftCheck = Literal["off", "warn", "refuse"]
+LookupMode = Literal["auto", "on", "off"]
+MAX_HISTORY_TOKENS = 2**24
 KVCacheDtype = Literal["auto", "bfloat16", "float32", "int8"]
 Backend = Literal["auto", "cpu", "pytorch"]
 Quantization = Literal["auto", "none", "int8", "int4"]
@@ -91,11 +93,19 @@ class SpeculativeConfig:
         acceptance: `keyed` (one noise for draft and target) or `multi_round` (draws without replacement).
         draft_check: what happens to a draft whose first guesses on a short text are no better than chance: `refuse`
             raises DraftMismatchError when a model is loaded, `warn` warns, `off` does not look.
+        lookup: whether draft tokens are also looked up in the text of the request: `auto` where the engine chooses the
+            tree or there is no draft model, and only those tokens that pay; `on` always, as many as there is room for;
+            `off` never. With `multi_round` there is none: looked-up tokens are not drawn from any distribution.
+        lookup_tokens: most looked-up draft tokens of one request in one step, and the longest run of them.
+        lookup_history: most tokens of ended outputs that are looked up as well; 0 keeps every request to its own text.
     """
 
     mode: SpeculationMode = field(default_factory=lambda: SpeculationMode("auto"))
     acceptance: AcceptanceRule = "keyed"
     draft_check: DraftCheck = "refuse"
+    lookup: LookupMode = "auto"
+    lookup_tokens: int = 16
+    lookup_history: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, SpeculationMode):
@@ -104,10 +114,29 @@ class SpeculativeConfig:
             raise InvalidParameterError(f"acceptance is {self.acceptance!r}; it must be keyed or multi_round")
         if self.draft_check not in get_args(DraftCheck):
             raise InvalidParameterError(f"draft_check is {self.draft_check!r}; it must be off, warn or refuse")
+        self._check_lookup()
         if self.acceptance == "multi_round" and isinstance(self.mode.shape, DynamicTree):
             raise InvalidParameterError(
                 "acceptance multi_round needs a shape that is fixed before drawing; use chain:, tree: or paths:"
             )
+
+    def _check_lookup(self) -> None:
+        if self.lookup not in get_args(LookupMode):
+            raise InvalidParameterError(f"lookup is {self.lookup!r}; it must be auto, on or off")
+        if self.lookup == "on" and self.acceptance == "multi_round":
+            raise InvalidParameterError(
+                "lookup is 'on' and acceptance 'multi_round', which takes only drawn tokens; use keyed, or lookup off"
+            )
+        if self.lookup == "on" and self.mode.is_off:
+            raise InvalidParameterError("lookup is 'on' and speculation off; choose one of them")
+        _between("lookup_tokens", self.lookup_tokens, 1, MAX_DRAFT_TOKENS)
+        _between("lookup_history", self.lookup_history, 0, MAX_HISTORY_TOKENS)
+
+    def looks_up(self, has_draft: bool) -> bool:
+        """Whether tokens are looked up, beside a draft model or without one."""
+        if self.mode.is_off or self.lookup == "off" or self.acceptance == "multi_round":
+            return False
+        return self.lookup == "on" or self.mode.is_auto or not has_draft
 
 
 @dataclass(frozen=True)
@@ -162,6 +191,11 @@ class EngineConfig:
 def _at_least(name: str, value: object, lowest: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
         raise InvalidParameterError(f"{name} is {value!r}; it must be an integer, at least {lowest}")
+
+
+def _between(name: str, value: object, lowest: int, highest: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
+        raise InvalidParameterError(f"{name} is {value!r}; it must be an integer from {lowest} to {highest}")
 
 
 def _true_or_false(name: str, value: object) -> None:

@@ -81,10 +81,10 @@ class LLM:
         draft_path = None if mode.is_off and draft == "auto" else _draft_path(model, draft)
         if mode.is_off:
             draft_path = None
-        if draft_path is None and mode.shape is not None:
+        if draft_path is None and mode.shape is not None and not self.config.speculative.looks_up(has_draft=False):
             raise InvalidParameterError(
                 f"--speculate is {mode.text!r} and there is no draft model for {model!r}; name one with --draft, or use"
-                " --speculate off"
+                " --speculate off or --lookup auto"
             )
         self.tokenizer = Tokenizer.from_path(path)
         settings = ModelSettings(
@@ -122,8 +122,11 @@ class LLM:
         for name in ("dtype", "backend", "quantization", "draft_quantization"):
             if getattr(config, name) != getattr(self.config, name):
                 raise InvalidParameterError(f"{name} is settled when a model is loaded; load it again to change it")
-        if config.speculative.mode.shape is not None and self._models.draft is None:
-            raise InvalidParameterError("no draft model was loaded; load the model with one to grow trees")
+        has_draft = self._models.draft is not None
+        if config.speculative.mode.shape is not None and not has_draft and not config.speculative.looks_up(has_draft):
+            raise InvalidParameterError(
+                "no draft model was loaded and nothing is looked up; load the model with a draft to grow trees"
+            )
         other = copy.copy(self)
         other.config = config
         other.engine = Engine(self._models, config)

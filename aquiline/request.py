@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
+from aquiline.speculation_figures import SpeculationFigures
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
@@ -229,6 +230,8 @@ class Request:
         row: the device row this request owns while it runs; -1 otherwise.
         prompt_logprobs: one per prompt token computed so far, None for the first; empty when none were asked for.
         step_seconds: wall time of the steps this request took part in.
+        speculate: the draft model follows this request.
+        looks_up: draft tokens may be looked up for it.
     """
 
     request_id: str
@@ -240,6 +243,7 @@ class Request:
     priority: int = 0
     arrival: int = 0
     speculate: bool = True
+    looks_up: bool = True
     token_ids: list[int] = field(default_factory=list)
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -254,6 +258,8 @@ class Request:
     num_verify_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    num_lookup_tokens: int = 0
+    num_accepted_lookup_tokens: int = 0
     num_preemptions: int = 0
     step_seconds: float = 0.0
 
@@ -279,45 +285,17 @@ class Request:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Known tokens the target has not computed; 1 means that only the root is left: the request decodes."""
+        """Known tokens the target has not computed; with 1 the request decodes."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def decodes(self) -> bool:
+        """Whether only the root is left to compute."""
+        return len(self.token_ids) - self.num_computed_tokens == 1
 
     @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationFigures:
-    """What speculation did for one output.
-
-    Attributes:
-        num_verify_steps: target forwards that drew at least one token of this output.
-        num_draft_tokens: draft tokens that were verified, the root not counted.
-        num_accepted_draft_tokens: those the user received.
-        num_committed_tokens: tokens the user received; equals len(token_ids).
-        step_seconds: wall time of the steps this output took part in.
-    """
-
-    num_verify_steps: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-    num_committed_tokens: int
-    step_seconds: float
-
-    @property
-    def acceptance_length(self) -> float:
-        """Committed tokens per verify step, the bonus token included; 1.0 is plain decoding."""
-        return self.num_committed_tokens / self.num_verify_steps if self.num_verify_steps else 0.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted share of the draft tokens, in [0, 1]."""
-        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
-
-    @property
-    def time_per_committed_token_ms(self) -> float:
-        return 1000.0 * self.step_seconds / self.num_committed_tokens if self.num_committed_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)

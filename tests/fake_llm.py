@@ -15,9 +15,9 @@ from aquiline.request import (
     FinishReason,
     RequestOutput,
     SamplingParams,
-    SpeculationFigures,
     TokenLogprob,
 )
+from aquiline.speculation_figures import SpeculationFigures
 
 TOKENS_PER_STEP = 3
 

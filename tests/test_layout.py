@@ -45,7 +45,7 @@ PUBLIC_NAMES = {
 }
 
 # A module may import its own layer and the layers named beside it. Everything may import the records.
-RECORDS = {"errors", "config", "guided", "request", "speculation"}
+RECORDS = {"errors", "config", "guided", "request", "speculation", "speculation_figures"}
 LAYERS = {
     "files": {"gguf_file"},
     "machine": {"cores"},
@@ -76,6 +76,7 @@ BELOW: dict[str, set[str]] = {
     "cli": {"records", "text", "store", "engine", "llm", "training", "benchmark", "server"},
 }
 NO_TORCH = {"scheduler", "planner", "cache", "commit", "finish", "stream", "schedule", "trace"}
+NO_TORCH |= {"request_limits", "host_tree", "suffix_automaton", "lookup_policy"}
 OPTIONAL_DEPENDENCIES = {"xgrammar", "triton", "vllm"}
 # Where a program or a thread would end: there everything is caught, and reported.
 OUTERMOST_HANDLERS = {"aquiline/cli/app.py", "aquiline/server/engine_client.py"}

@@ -18,8 +18,8 @@ from aquiline.request import (
     Request,
     RequestStatus,
     SamplingParams,
-    SpeculationFigures,
 )
+from aquiline.speculation_figures import SpeculationFigures
 
 INF = math.inf
 # name, accepted ends of the range, refused neighbours

@@ -14,6 +14,7 @@ from aquiline.config import (
     Dtype,
     EngineConfig,
     KVCacheDtype,
+    LookupMode,
     SchedulerConfig,
     SpeculativeConfig,
 )
@@ -126,6 +127,9 @@ class TinySettings:
     poison: bool = True
     dtype: Dtype = "float32"
     kv_cache_dtype: KVCacheDtype = "auto"
+    lookup: LookupMode = "auto"
+    lookup_tokens: int = 16
+    lookup_history: int = 0
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
@@ -141,7 +145,13 @@ class TinySettings:
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 max_model_len=self.max_model_len,
             ),
-            speculative=SpeculativeConfig(parse_speculation(self.speculate), self.acceptance),
+            speculative=SpeculativeConfig(
+                parse_speculation(self.speculate),
+                self.acceptance,
+                lookup=self.lookup,
+                lookup_tokens=self.lookup_tokens,
+                lookup_history=self.lookup_history,
+            ),
             check_consistency=self.check_consistency,
             poison_memory=self.poison,
         )

@@ -30,12 +30,16 @@ class AcceptedRun:
         token_ids: their tokens, then the bonus token; always one more than `nodes`.
         logprobs: one per token, or empty when none were asked for.
         num_draft_tokens: tree nodes that were verified, the root not included.
+        num_lookup_tokens: those of them that no draft model grew, but that were looked up.
+        first_lookup_node: the first of these; any number behind the last node where there are none.
     """
 
     nodes: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     num_draft_tokens: int
+    num_lookup_tokens: int = 0
+    first_lookup_node: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,5 +96,9 @@ class Committer:
         request.output_logprobs += run.logprobs[: len(token_ids)]
         request.num_verify_steps += 1
         request.num_draft_tokens += run.num_draft_tokens
-        request.num_accepted_draft_tokens += min(len(token_ids), len(run.nodes))
+        received = run.nodes[: len(token_ids)]
+        request.num_accepted_draft_tokens += len(received)
+        request.num_lookup_tokens += run.num_lookup_tokens
+        if run.num_lookup_tokens:
+            request.num_accepted_lookup_tokens += sum(node >= run.first_lookup_node for node in received)
         return CommittedRequest(request, token_ids, rows)

@@ -49,16 +49,16 @@ class Drafter:
             sampling: of the step's drawing requests, tree requests first.
 
         Returns:
-            A tree for each of `step.tree_requests`, in their order; None when the step has none.
+            A tree for each of `step.growing_requests`, in their order; None when the step has none.
         """
         # The token that a step draws is always new to the draft, so no request that grows a tree is missing here.
         behind = [s for s in step.ordered if s.request.speculate]
         behind = [s for s in behind if s.request.num_draft_rows < s.request.num_computed_tokens]
         if not behind:
             return None
-        is_guided = any(self._guidance.is_guided(s.request) for s in step.tree_requests)
+        is_guided = any(self._guidance.is_guided(s.request) for s in step.growing_requests)
         guidance = self._guidance if is_guided else None
-        tree = self._grower.run(DraftWork(behind, len(step.tree_requests), shape, sampling, guidance))
+        tree = self._grower.run(DraftWork(behind, len(step.growing_requests), shape, sampling, guidance))
         for scheduled in behind:
             scheduled.request.num_draft_rows = scheduled.request.num_computed_tokens
         return tree

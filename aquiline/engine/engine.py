@@ -23,9 +23,11 @@ from aquiline.engine.guidance import Guidance
 from aquiline.engine.host_view import accepted_runs, tree_traces
 from aquiline.engine.inputs import InputBuilder, StepLayout
 from aquiline.engine.kv_pool import KVPool, MemoryKind
+from aquiline.engine.lookup_policy import LookupPolicy
 from aquiline.engine.outputs import Sample, SampleGroup
 from aquiline.engine.planner import Planner
 from aquiline.engine.prompt_logprobs import record_prompt_logprobs
+from aquiline.engine.request_limits import RequestLimits
 from aquiline.engine.sample import Accepted, Sampler
 from aquiline.engine.sampling_inputs import SamplingState
 from aquiline.engine.schedule import ScheduledBatch
@@ -33,8 +35,9 @@ from aquiline.engine.scheduler import Scheduler
 from aquiline.engine.sizing import DTYPES, KV_DTYPES, EngineSizes
 from aquiline.engine.stats import PhaseClock
 from aquiline.engine.stream import TextStream
-from aquiline.engine.target_runner import runner_for
+from aquiline.engine.target_runner import NativeRunner, runner_for
 from aquiline.engine.trace import TreeTrace
+from aquiline.engine.tree_merger import TreeMerger
 from aquiline.engine.verify import Verified, Verifier
 from aquiline.errors import InvalidParameterError, PromptError
 from aquiline.kernels.sampling_kernels import LogitRows
@@ -82,14 +85,16 @@ class Engine:
         speculates = draft is not None and not config.speculative.mode.is_off
         self._draft = draft if speculates else None
         draft_config = self._draft.config if self._draft is not None else None
-        self.sizes = EngineSizes.derive(config, target.config, draft_config, planner)
+        lookup = LookupPolicy(config.speculative, draft is not None)
+        self.sizes = EngineSizes.derive(config, target.config, draft_config, planner, lookup.max_draft_tokens)
         layout = self.sizes.layout
         device = target.device
         self.config = config
         self.on_trace = on_trace
         self.cache = BlockCache(layout.num_blocks, layout.block_size, config.cache.enable_prefix_cache)
         draft_limit = draft_config.layers.max_position if draft_config is not None else None
-        self.scheduler = Scheduler(config.scheduler, self.cache, planner, self.sizes.max_model_len, draft_limit)
+        limits = RequestLimits(self.sizes.max_model_len, self.cache, draft_limit)
+        self.scheduler = Scheduler(config.scheduler, self.cache, planner, limits, lookup)
         self._models = models
         self._builder = InputBuilder(layout, device)
         draft_layers = draft_config.layers if draft_config is not None else None
@@ -102,6 +107,7 @@ class Engine:
         if models.new_vocabulary is not None:
             self.grammars = GrammarCompiler(models.new_vocabulary, target.config.vocab_size, models.eos_token_ids)
         self._guidance = Guidance(target.config.vocab_size, device)
+        self._merger = TreeMerger(device, isinstance(self._runner, NativeRunner))
         self.features: FeatureStore | None = None
         self._drafter: Drafter | None = None
         if self._draft is not None:
@@ -172,6 +178,7 @@ class Engine:
                 priority=priority,
                 arrival=self._num_added + index,
                 speculate=speculate and self._drafter is not None,
+                looks_up=speculate,
             )
             decoder = self._models.new_decoder(request.prompt_token_ids, params.skip_special_tokens)
             samples.append(Sample(request, TextStream(decoder, params.stop, params.include_stop_str_in_output)))
@@ -230,9 +237,10 @@ class Engine:
             self._place(batch.preempted, step)
             sampling = self._device.sampling_inputs(step)
             self.clock.lap("schedule")
-            tree = None if self._drafter is None else self._drafter.propose(step, batch.tree, sampling)
-            self.clock.lap("draft")
+            grown = None if self._drafter is None else self._drafter.propose(step, batch.tree, sampling)
+            tree = self._merger.merge(step, grown)
             step = step.with_tree(tree)
+            self.clock.lap("draft")
             verified = self._verifier.run(step, tree, sampling)
             self.clock.lap("verify")
             accepted = None

@@ -20,6 +20,8 @@ def accepted_runs(step: StepLayout, tree: DraftTree | None, accepted: Accepted) 
     nodes, token_ids = accepted.nodes.tolist(), accepted.token_ids.tolist()
     num_accepted = accepted.num_accepted.tolist()
     num_valid = [1] * len(step.drawing) if tree is None else tree.is_valid.sum(dim=1).tolist()
+    firsts = _first_lookup_nodes(step, tree)
+    is_valid = None if tree is None or tree.grown_counts is None else tree.is_valid.tolist()
     runs = {}
     for index, scheduled in enumerate(step.drawing):
         request, count = scheduled.request, num_accepted[index]
@@ -34,8 +36,17 @@ def accepted_runs(step: StepLayout, tree: DraftTree | None, accepted: Accepted) 
             token_ids=tuple(token_ids[index][: count + 1]),
             logprobs=logprobs,
             num_draft_tokens=num_valid[index] - 1,
+            num_lookup_tokens=0 if is_valid is None else sum(is_valid[index][firsts[index] :]),
+            first_lookup_node=firsts[index],
         )
     return runs
+
+
+def _first_lookup_nodes(step: StepLayout, tree: DraftTree | None) -> Sequence[int]:
+    """The node from which on those of each drawing request were looked up; one behind the last where none was."""
+    if tree is None or tree.grown_counts is None:
+        return [1 if tree is None else tree.num_nodes] * len(step.drawing)
+    return tree.grown_counts
 
 
 def token_logprobs(figures: TokenLogProbs, first: int, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
@@ -68,6 +79,7 @@ def tree_traces(
     """
     traces = []
     drawn = accepted.drawn.tolist()
+    firsts = _first_lookup_nodes(step, tree)
     for index, scheduled in enumerate(step.drawing):
         request_id = scheduled.request.request_id
         root = scheduled.request.token_ids[-1 - len(committed[request_id])]
@@ -79,6 +91,7 @@ def tree_traces(
             parents = [-1 if node == 0 else number[all_parents[node]] for node in kept]
             tokens = [all_tokens[node] for node in kept]
         accepted_nodes = [node for node in accepted.nodes[index].tolist() if node >= 0]
+        lookup_nodes = [place for place, node in enumerate(kept) if node >= firsts[index]]
         traces.append(
             TreeTrace(
                 request_id=request_id,
@@ -88,6 +101,7 @@ def tree_traces(
                 drawn_tokens=tuple(drawn[index][node] for node in kept),
                 accepted_nodes=tuple(kept.index(node) for node in accepted_nodes),
                 committed_token_ids=committed[request_id],
+                lookup_nodes=tuple(lookup_nodes),
             )
         )
     return traces

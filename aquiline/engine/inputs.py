@@ -25,7 +25,8 @@ class StepLayout:
     """Which request owns which rows of the target forward; integers only.
 
     Attributes:
-        tree_requests, plain_requests, prefill_requests: the step's requests in row order.
+        tree_requests, plain_requests, prefill_requests: the step's requests in row order; of those with a tree first
+            the ones for which the draft model grows one.
         num_nodes: node places of each tree request, the root included.
         row_counts: rows of each tree request, at most `num_nodes`; None: as many as there are places.
     """
@@ -39,7 +40,7 @@ class StepLayout:
     @classmethod
     def of(cls, batch: ScheduledBatch, num_nodes: int) -> StepLayout:
         """Sort a schedule's requests; `num_nodes` counts the root."""
-        trees = tuple(s for s in batch.requests if s.max_draft_depth > 0)
+        trees = tuple(sorted((s for s in batch.requests if s.max_draft_depth > 0), key=lambda s: s.grown_depth == 0))
         single = [s for s in batch.requests if s.max_draft_depth == 0]
         plain = tuple(s for s in single if s.draws_token and s.num_new_tokens == 1)
         prefill = tuple(s for s in single if not (s.draws_token and s.num_new_tokens == 1))
@@ -48,6 +49,11 @@ class StepLayout:
     def with_tree(self, tree: DraftTree | None) -> StepLayout:
         """The layout of the same requests once their trees have grown."""
         return self if tree is None else replace(self, num_nodes=tree.num_nodes, row_counts=tree.row_counts)
+
+    @cached_property
+    def growing_requests(self) -> tuple[ScheduledRequest, ...]:
+        """Requests for which the draft model grows a tree; the first of `tree_requests`."""
+        return tuple(s for s in self.tree_requests if s.grown_depth > 0)
 
     @cached_property
     def ordered(self) -> tuple[ScheduledRequest, ...]:

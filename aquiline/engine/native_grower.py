@@ -43,8 +43,8 @@ class _NodePlaces:
     def cut(self, max_depths: list[int]) -> _NodePlaces:
         """The same without the nodes below each request's limit."""
         is_valid = self.depths <= torch.tensor(max_depths).unsqueeze(1)
-        # Nodes are numbered level by level, so those that stay are the first.
-        row_counts = tuple(is_valid.sum(dim=1).tolist())
+        places = torch.arange(1, is_valid.shape[1] + 1)
+        row_counts = tuple((places * is_valid).amax(dim=1).tolist())  # up to the last node that stays
         return _NodePlaces(self.parents.where(is_valid, -1), self.depths, is_valid, row_counts)
 
 
@@ -91,7 +91,7 @@ class NativeGrower:
                 request.num_draft_rows,
                 request.token_ids[first : request.num_computed_tokens + 1],
                 request.row,
-                scheduled.max_draft_depth,
+                scheduled.grown_depth,
             )
         if work.guidance is not None:
             batch.set_masks(_LevelMasks(work.guidance, [s.request for s in work.tree_requests]))
@@ -106,7 +106,7 @@ class NativeGrower:
 
     def _tree(self, work: DraftWork, tokens: Tensor, places: _NodePlaces) -> DraftTree:
         shape = work.shape
-        max_depths = [scheduled.max_draft_depth for scheduled in work.tree_requests]
+        max_depths = [scheduled.grown_depth for scheduled in work.tree_requests]
         if min(max_depths) < shape.depth:
             places = places.cut(max_depths)
         return DraftTree(

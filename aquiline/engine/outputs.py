@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aquiline.engine.stream import TextStream
-from aquiline.request import CompletionOutput, Request, RequestOutput, SpeculationFigures
+from aquiline.request import CompletionOutput, Request, RequestOutput
+from aquiline.speculation_figures import SpeculationFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,5 +60,7 @@ def _completion(sample: Sample) -> CompletionOutput:
             num_accepted_draft_tokens=request.num_accepted_draft_tokens,
             num_committed_tokens=request.num_output_tokens,
             step_seconds=request.step_seconds,
+            num_lookup_tokens=request.num_lookup_tokens,
+            num_accepted_lookup_tokens=request.num_accepted_lookup_tokens,
         ),
     )

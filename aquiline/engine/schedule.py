@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aquiline.engine.host_tree import NO_NODES, HostTree
 from aquiline.request import Request
 from aquiline.speculation import TreeShape
 
@@ -18,12 +19,16 @@ class ScheduledRequest:
         max_draft_depth: deepest tree node that could still be committed (length and context limits, speculation
             switched off, prefill); 0 means that this request has no tree in this step. Its blocks cover
             `num_computed_tokens + num_new_tokens + max_draft_depth` slots.
+        grown_depth: deepest node that the draft model may grow; 0: it grows no tree for this request.
+        known: nodes whose tokens the host knows; they join what the draft model grows.
     """
 
     request: Request
     num_new_tokens: int
     draws_token: bool
     max_draft_depth: int
+    grown_depth: int = 0
+    known: HostTree = NO_NODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class ScheduledBatch:
 
     Attributes:
         requests: decoding requests (one new token, the root) first, then prefill chunks; in admission order.
-        tree: the shape that every request with `max_draft_depth > 0` grows; NO_TREE when none does.
+        tree: the shape that every request with `grown_depth > 0` grows; NO_TREE when none does.
         preempted: requests that lost their blocks to make room; they wait again.
     """
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort_left, insort_right
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from aquiline.config import SchedulerConfig
+from aquiline.config import SchedulerConfig, SpeculativeConfig
 from aquiline.engine.cache import BlockCache
+from aquiline.engine.host_tree import NO_NODES, HostTree
+from aquiline.engine.lookup_policy import LookupPolicy
 from aquiline.engine.planner import Planner
+from aquiline.engine.request_limits import RequestLimits
 from aquiline.engine.schedule import ScheduledBatch, ScheduledRequest
-from aquiline.errors import ConsistencyError, InvalidParameterError, PromptError
+from aquiline.errors import ConsistencyError, InvalidParameterError
 from aquiline.request import FinishReason, Request, RequestStatus
 from aquiline.speculation import NO_TREE, TreeShape
 
@@ -33,11 +38,12 @@ class Scheduler:
     3. Waiting requests are admitted strictly by urgency while rows are left for them, one device row is free, and
        blocks for all their known tokens are free with one to spare per running request. Nobody is admitted in a step
        that preempted. A running prefill therefore never needs another block.
-    4. The rows that remain are divided equally between the decoding requests that may grow a tree, the most urgent
-       takes blocks first, and trees end at the depth for which blocks are free.
+    4. The rows that remain go first to draft tokens that were looked up, every one of which promises to pay, and are
+       then divided equally between the decoding requests that may grow a tree. The most urgent takes blocks first, and
+       trees end at the depth for which blocks are free.
 
     When a request's next root lies beyond the positions of the draft, or only one token can ever be drawn, its
-    `speculate` is cleared: then it costs no draft work and shares all cached blocks.
+    `speculate` is cleared: then it costs no draft work and shares all cached blocks. Tokens are looked up all the same.
 
     Attributes:
         max_request_tokens: most tokens, prompt and output, that a request may ever hold; a request that holds as many
@@ -50,16 +56,16 @@ class Scheduler:
         config: SchedulerConfig,
         cache: BlockCache,
         planner: Planner,
-        max_model_len: int,
-        draft_max_position: int | None = None,
+        limits: RequestLimits,
+        lookup: LookupPolicy | None = None,
     ) -> None:
-        """`max_model_len` is the settled limit in tokens; the draft has rotary positions 0..draft_max_position - 1."""
+        """Without `lookup` no tokens are looked up."""
         self._max_batched_tokens = config.max_num_batched_tokens
         self._cache = cache
         self._planner = planner
-        self._max_model_len = max_model_len
-        self._draft_max_position = draft_max_position
-        self.max_request_tokens = min(max_model_len, cache.num_blocks * cache.block_size)
+        self._limits = limits
+        self._lookup = lookup or LookupPolicy(SpeculativeConfig(lookup="off"), has_draft=True)
+        self.max_request_tokens = self._limits.max_request_tokens
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []
@@ -87,10 +93,7 @@ class Scheduler:
 
     def num_remaining_tokens(self, request: Request) -> int:
         """Tokens the request may still receive before it has to end with FinishReason.LENGTH."""
-        remaining = self.max_request_tokens - request.num_tokens
-        if request.params.max_tokens is not None:
-            remaining = min(remaining, request.params.max_tokens - request.num_output_tokens)
-        return remaining
+        return self._limits.num_remaining_tokens(request)
 
     def add(self, request: Request) -> None:
         """Let a new request wait for admission.
@@ -103,35 +106,15 @@ class Scheduler:
             raise InvalidParameterError(
                 f"request_id {request.request_id!r} belongs to a request that is not finished; use another id"
             )
-        self._check_prompt(request)
+        self._limits.check_prompt(request)
         if self.num_remaining_tokens(request) == 1:
             request.speculate = False
         self._stop_speculating_beyond_draft(request)
         self._requests[request.request_id] = request
         insort_right(self._waiting, request, key=_urgency)
 
-    def _check_prompt(self, request: Request) -> None:
-        if not request.num_prompt_tokens:
-            raise PromptError("the prompt has no tokens; give at least one")
-        if request.num_prompt_tokens < self.max_request_tokens:
-            return
-        given = f"the prompt has {request.num_prompt_tokens} tokens; at most {self.max_request_tokens - 1} are allowed"
-        if self.max_request_tokens == self._max_model_len:
-            raise PromptError(
-                f"{given}, for a request may hold {self._max_model_len} with its output; shorten the prompt"
-                " or raise max_model_len if the model allows it"
-            )
-        raise PromptError(
-            f"{given}, for the cache holds {self.max_request_tokens} tokens"
-            f" ({self._cache.num_blocks} blocks of {self._cache.block_size}); shorten the prompt or enlarge the cache"
-            " (num_blocks or kv_cache_gb)"
-        )
-
     def _stop_speculating_beyond_draft(self, request: Request) -> None:
-        # Worked example, draft_max_position 4 (rotary positions 0..3; a draft row has one less than its slot): with the
-        # tokens a b c d the root d is in slot 3 and a child's draft row at rotary position 3. With a b c d e it would
-        # be at 4, which the draft cannot take now or later.
-        if self._draft_max_position is not None and request.num_tokens > self._draft_max_position:
+        if self._limits.is_beyond_draft(request):
             request.speculate = False
 
     def abort(self, request_id: str) -> Request | None:
@@ -152,6 +135,7 @@ class Scheduler:
         if self._requests.get(request.request_id) is not request:
             return
         del self._requests[request.request_id]
+        self._lookup.forget(request)
         if request in self._running:
             self._release(request)
         else:
@@ -172,15 +156,15 @@ class Scheduler:
         for request in self._running:
             self._stop_speculating_beyond_draft(request)
         preempted = self._reserve_roots()
-        num_roots = sum(_decodes(request) for request in self._running)
+        num_roots = sum(request.decodes for request in self._running)
+        known = self._look_up(num_roots)
         shape = self._planner.choose(num_roots)
-        num_prefill_rows = self._most_prefill_rows(num_roots, shape)
+        num_prefill_rows = self._most_prefill_rows(num_roots, shape, known)
         if not preempted:
             self._admit_waiting(num_prefill_rows)
         chunks = self._cut_chunks(num_roots, num_prefill_rows)
-        tree = self._fit_tree(shape, chunks)
-        depths = self._reserve_trees(tree)
-        return self._batch(chunks, depths, tree, preempted)
+        fitted = self._fit_trees(shape, known, chunks)
+        return self._batch(chunks, self._reserve_trees(fitted), fitted.shape, preempted)
 
     def _reserve_roots(self) -> list[Request]:
         preempted: list[Request] = []
@@ -209,14 +193,19 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         insort_left(self._waiting, request, key=_urgency)
 
-    def _most_prefill_rows(self, num_roots: int, shape: TreeShape) -> int:
-        num_growing = sum(self._draft_limit(request) > 0 for request in self._running)
+    def _look_up(self, num_roots: int) -> dict[str, HostTree]:
+        limits = {request.request_id: self._limits.most_known_depth(request) for request in self._running}
+        asked = {request.request_id: request for request in self._running if limits[request.request_id] > 0}
+        return self._lookup.look_up(limits, asked, self._max_batched_tokens - num_roots)
+
+    def _most_prefill_rows(self, num_roots: int, shape: TreeShape, known: Mapping[str, HostTree]) -> int:
+        num_growing = sum(self._grows(request, known) for request in self._running)
         left_by_roots = self._max_batched_tokens - num_roots
-        left_by_trees = left_by_roots - num_growing * shape.num_draft_tokens
+        left_by_trees = left_by_roots - num_growing * shape.num_draft_tokens - _num_nodes(known)
         return max(left_by_trees, min(left_by_roots, max(1, self._max_batched_tokens // PREFILL_SHARE)))
 
     def _admit_waiting(self, num_prefill_rows: int) -> None:
-        num_pending = sum(request.num_uncomputed_tokens for request in self._running if not _decodes(request))
+        num_pending = sum(request.num_uncomputed_tokens for request in self._running if not request.decodes)
         while self._waiting and self._free_rows and num_pending < num_prefill_rows:
             request = self._waiting[0]
             if not self._cache.admit(request, request.num_tokens, num_spare_blocks=len(self._running)):
@@ -229,64 +218,63 @@ class Scheduler:
 
     def _cut_chunks(self, num_roots: int, num_prefill_rows: int) -> dict[str, int]:
         """Rows of every request that prefills, the most urgent first; `num_roots` as it was before admission."""
-        num_new_roots = sum(_decodes(request) for request in self._running) - num_roots
+        num_new_roots = sum(request.decodes for request in self._running) - num_roots
         num_left = num_prefill_rows - num_new_roots
         chunks: dict[str, int] = {}
         for request in sorted(self._running, key=_urgency):
-            if not _decodes(request) and num_left > 0:
+            if not request.decodes and num_left > 0:
                 chunks[request.request_id] = min(request.num_uncomputed_tokens, num_left)
                 num_left -= chunks[request.request_id]
         return chunks
 
-    def _fit_tree(self, shape: TreeShape, chunks: dict[str, int]) -> TreeShape:
-        num_roots = sum(_decodes(request) for request in self._running)
-        num_growing = sum(self._draft_limit(request) > 0 for request in self._running)
+    def _fit_trees(self, shape: TreeShape, known: dict[str, HostTree], chunks: dict[str, int]) -> _FittedTrees:
+        num_roots = sum(request.decodes for request in self._running)
         num_left = self._max_batched_tokens - num_roots - sum(chunks.values())
-        if num_growing == 0 or num_left < num_growing:
-            return NO_TREE
-        return shape.truncated(num_left // num_growing)
+        if num_left < _num_nodes(known):
+            share = num_left // len(known)
+            known = {name: tree.within(share, tree.depth) for name, tree in known.items()} if share else {}
+        num_left -= _num_nodes(known)
+        num_growing = sum(self._grows(request, known) for request in self._running)
+        fits = 0 < num_growing <= num_left
+        return _FittedTrees(shape.truncated(num_left // num_growing) if fits else NO_TREE, known)
 
-    def _draft_limit(self, request: Request) -> int:
-        """Deepest tree node of this request that could be committed; 0 when it grows no tree.
+    def _grows(self, request: Request, known: Mapping[str, HostTree]) -> bool:
+        """Whether the draft model is asked for a tree."""
+        tree = known.get(request.request_id)
+        return self._limits.most_grown_depth(request) > 0 and (tree is None or not self._lookup.suffices(tree))
 
-        Worked example, 3 tokens may still be received: nodes at depth 1 and 2 and the bonus token fill them, so the
-        limit is 2. And with draft_max_position 8 and 6 computed tokens: the root is in slot 6, the node at depth d has
-        its draft row at rotary position 6 + d - 1, and 6 and 7 exist, so the limit is 2.
-        """
-        # With nothing computed there is no feature yet, and so no draft row that could propose anything.
-        if not request.speculate or not _decodes(request) or request.num_computed_tokens == 0:
-            return 0
-        limit = self.num_remaining_tokens(request) - 1
-        if self._draft_max_position is not None:
-            limit = min(limit, self._draft_max_position - request.num_computed_tokens)
-        return max(0, limit)
-
-    def _reserve_trees(self, tree: TreeShape) -> dict[str, int]:
-        """Depth of every request that grows a tree, with blocks reserved for it."""
-        depths: dict[str, int] = {}
+    def _reserve_trees(self, fitted: _FittedTrees) -> dict[str, ScheduledRequest]:
+        """The requests with a tree, with blocks reserved for it."""
+        scheduled: dict[str, ScheduledRequest] = {}
         for request in sorted(self._running, key=_urgency):
             most_slots = (len(request.block_ids) + self._cache.num_free_blocks) * self._cache.block_size
-            depth = min(tree.depth, self._draft_limit(request), most_slots - request.num_tokens)
+            room = most_slots - request.num_tokens
+            known = fitted.known.get(request.request_id, NO_NODES)
+            known = known.within(known.num_draft_tokens, room)
+            grows = self._grows(request, fitted.known)
+            grown_depth = max(0, min(fitted.shape.depth, self._limits.most_grown_depth(request), room)) if grows else 0
+            depth = max(grown_depth, known.depth)
             if depth > 0:
                 reserved = self._cache.grow(request, request.num_tokens + depth)
                 assert reserved, f"{request.request_id} has no block for a tree that was cut to fit"
-                depths[request.request_id] = depth
-        return depths
+                scheduled[request.request_id] = ScheduledRequest(request, 1, True, depth, grown_depth, known)
+        return scheduled
 
     def _batch(
-        self, chunks: dict[str, int], depths: dict[str, int], tree: TreeShape, preempted: list[Request]
+        self, chunks: dict[str, int], trees: dict[str, ScheduledRequest], shape: TreeShape, preempted: list[Request]
     ) -> ScheduledBatch:
         roots = [
-            ScheduledRequest(request, 1, draws_token=True, max_draft_depth=depths.get(request.request_id, 0))
+            trees.get(request.request_id, ScheduledRequest(request, 1, draws_token=True, max_draft_depth=0))
             for request in self._running
-            if _decodes(request)
+            if request.decodes
         ]
         prefills = [
             ScheduledRequest(request, num_rows, num_rows == request.num_uncomputed_tokens, max_draft_depth=0)
             for request in self._running
             if (num_rows := chunks.get(request.request_id, 0))
         ]
-        return ScheduledBatch((*roots, *prefills), tree if depths else NO_TREE, tuple(preempted))
+        any_grows = any(scheduled.grown_depth for scheduled in roots)
+        return ScheduledBatch((*roots, *prefills), shape if any_grows else NO_TREE, tuple(preempted))
 
     def check_integrity(self) -> None:
         """Check queues, device rows and the cache against each other.
@@ -306,9 +294,17 @@ class Scheduler:
         self._cache.check_integrity(self._running)
 
 
+@dataclass(frozen=True)
+class _FittedTrees:
+    """Trees for which the step has rows: the shape that the draft model grows, and what was looked up."""
+
+    shape: TreeShape
+    known: Mapping[str, HostTree]
+
+
+def _num_nodes(known: Mapping[str, HostTree]) -> int:
+    return sum(tree.num_draft_tokens for tree in known.values())
+
+
 def _urgency(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival
-
-
-def _decodes(request: Request) -> bool:
-    return request.num_uncomputed_tokens == 1

@@ -34,9 +34,17 @@ class EngineSizes:
 
     @classmethod
     def derive(
-        cls, config: EngineConfig, target: LlamaConfig, draft: EagleConfig | None, planner: Planner
+        cls,
+        config: EngineConfig,
+        target: LlamaConfig,
+        draft: EagleConfig | None,
+        planner: Planner,
+        max_known_tokens: int = 0,
     ) -> EngineSizes:
         """Settle every size.
+
+        Args:
+            max_known_tokens: most looked-up nodes of a tree.
 
         Raises:
             InvalidParameterError: the settings do not fit the model or each other.
@@ -55,7 +63,7 @@ class EngineSizes:
             num_blocks=_num_blocks(config, target, draft, max_model_len),
             block_size=config.cache.block_size,
             max_num_seqs=config.scheduler.max_num_seqs,
-            scratch_per_row=scratch,
+            scratch_per_row=scratch + max_known_tokens,
         )
         _check_memory(layout, target, draft, config)
         return cls(max_model_len, layout)

@@ -16,6 +16,7 @@ class TreeTrace:
         drawn_tokens: the token the target drew at every node.
         accepted_nodes: nodes of the accepted path from the root down, the root not included.
         committed_token_ids: what the user receives: the accepted tokens and the bonus token, cut by the stop rules.
+        lookup_nodes: nodes that no draft model grew, but that were looked up.
     """
 
     request_id: str
@@ -25,3 +26,4 @@ class TreeTrace:
     drawn_tokens: tuple[int, ...]
     accepted_nodes: tuple[int, ...]
     committed_token_ids: tuple[int, ...]
+    lookup_nodes: tuple[int, ...] = ()

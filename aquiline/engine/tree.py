@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from aquiline.speculation import StaticTree, TreeShape
@@ -30,6 +32,8 @@ class DraftTree:
         max_depth: depth of the deepest node place, known without looking at any tensor.
         max_children: most children of one node, likewise.
         row_counts: places of each request that the target computes, the root included; None: all of them.
+        grown_counts: places of each request that the draft model filled, the root included; the nodes behind them were
+            looked up. None: all of them.
         draft_log_probs: [num_reqs, num_nodes, draft_vocab] float32, what each node's children were drawn from (nodes
             without children may hold anything); needed by the multi-round rule only.
         draft_to_target_ids: [draft_vocab] int64; None: the draft has the target's vocabulary.
@@ -42,12 +46,36 @@ class DraftTree:
     max_depth: int
     max_children: int
     row_counts: tuple[int, ...] | None = None
+    grown_counts: tuple[int, ...] | None = None
     draft_log_probs: Tensor | None = None
     draft_to_target_ids: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
         return self.tokens.shape[1]
+
+    def with_bare_roots(self, roots: Sequence[int]) -> DraftTree:
+        """These trees, and behind them one of each of the given root tokens alone."""
+        if not roots:
+            return self
+        absent = torch.zeros(len(roots), self.num_nodes, dtype=torch.long, device=self.tokens.device)
+        tokens = absent.clone()
+        tokens[:, 0] = torch.tensor(roots, device=tokens.device)
+        is_root = torch.arange(self.num_nodes, device=tokens.device).expand_as(absent) == 0
+        log_probs = self.draft_log_probs
+        if log_probs is not None:
+            log_probs = torch.cat((log_probs, log_probs.new_zeros(len(roots), *log_probs.shape[1:])))
+        bare = (1,) * len(roots)
+        return replace(
+            self,
+            tokens=torch.cat((self.tokens, tokens)),
+            parents=torch.cat((self.parents, absent - 1)),
+            depths=torch.cat((self.depths, absent)),
+            is_valid=torch.cat((self.is_valid, is_root)),
+            row_counts=None if self.row_counts is None else self.row_counts + bare,
+            grown_counts=None if self.grown_counts is None else self.grown_counts + bare,
+            draft_log_probs=log_probs,
+        )
 
 
 def max_children(shape: TreeShape) -> int:

@@ -85,7 +85,7 @@ class ReferenceGrower:
             builder=self._builder,
             view=self._builder.prefix_view(requests, num_places),
             root_tokens=self._builder.tensor([request.token_ids[-1] for request in requests]),
-            max_depths=self._builder.tensor([scheduled.max_draft_depth for scheduled in work.tree_requests]),
+            max_depths=self._builder.tensor([scheduled.grown_depth for scheduled in work.tree_requests]),
             allowed=None if work.guidance is None else partial(work.guidance.masks_of, requests),
         )
         if isinstance(shape, StaticTree):

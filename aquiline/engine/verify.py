@@ -52,7 +52,8 @@ class Verifier:
         states = self._runner.run(step, tree)
         if not step.drawing:
             return Verified(states, None, None)
-        whole_tree = None if tree is None else _with_bare_roots(step, tree)
+        roots = [scheduled.request.token_ids[-1] for scheduled in step.drawing[len(step.tree_requests) :]]
+        whole_tree = None if tree is None else tree.with_bare_roots(roots)
         return Verified(states, whole_tree, self._logit_rows(step, whole_tree, states, sampling.any_penalty))
 
     def _logit_rows(
@@ -95,28 +96,3 @@ def _path_tokens(tree: DraftTree) -> Tensor:
     nodes = path_nodes(tree.parents, tree.depths, tree.max_depth)
     tokens = tree.tokens.gather(1, nodes.clamp_min(0).flatten(1)).view(nodes.shape)
     return torch.where(nodes >= 0, tokens, -1)
-
-
-def _with_bare_roots(step: StepLayout, tree: DraftTree) -> DraftTree:
-    """Add a row of a root alone for every drawing request that grew no tree."""
-    last_tokens = [s.request.token_ids[-1] for s in step.drawing[len(step.tree_requests) :]]
-    if not last_tokens:
-        return tree
-    bare = torch.zeros(len(last_tokens), tree.num_nodes, dtype=torch.long, device=tree.tokens.device)
-    tokens = bare.clone()
-    tokens[:, 0] = torch.tensor(last_tokens, device=tokens.device)
-    is_root = torch.arange(tree.num_nodes, device=tokens.device).expand_as(bare) == 0
-    log_probs = tree.draft_log_probs
-    if log_probs is not None:
-        log_probs = torch.cat((log_probs, log_probs.new_zeros(len(last_tokens), *log_probs.shape[1:])))
-    return DraftTree(
-        tokens=torch.cat((tree.tokens, tokens)),
-        parents=torch.cat((tree.parents, bare - 1)),
-        depths=torch.cat((tree.depths, bare)),
-        is_valid=torch.cat((tree.is_valid, is_root)),
-        max_depth=tree.max_depth,
-        max_children=tree.max_children,
-        row_counts=tree.row_counts and tree.row_counts + (1,) * len(last_tokens),
-        draft_log_probs=log_probs,
-        draft_to_target_ids=tree.draft_to_target_ids,
-    )

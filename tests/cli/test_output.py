@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aquiline.cli.output import AnswerPrinter, InOrder, JsonPrinter, StreamPrinter, figures, write
-from aquiline.request import CompletionOutput, FinishReason, RequestOutput, SpeculationFigures
+from aquiline.request import CompletionOutput, FinishReason, RequestOutput
+from aquiline.speculation_figures import SpeculationFigures
 
 
 def output(text: str, is_finished: bool = True, num_steps: int = 2) -> RequestOutput:

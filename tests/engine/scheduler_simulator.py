@@ -11,9 +11,11 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Literal
 
-from aquiline.config import SchedulerConfig, SpeculativeConfig
+from aquiline.config import LookupMode, SchedulerConfig, SpeculativeConfig
 from aquiline.engine.cache import BlockCache
+from aquiline.engine.lookup_policy import LookupPolicy
 from aquiline.engine.planner import Planner
+from aquiline.engine.request_limits import RequestLimits
 from aquiline.engine.schedule import ScheduledBatch, ScheduledRequest
 from aquiline.engine.scheduler import PREFILL_SHARE, Scheduler
 from aquiline.request import FinishReason, Request, SamplingParams
@@ -37,6 +39,7 @@ class Limits:
     draft_max_position: int | None = None
     speculate: str = "tree:2x1"
     enable_prefix_cache: bool = True
+    lookup: LookupMode = "off"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Job:
             priority=self.priority,
             arrival=arrival,
             speculate=self.speculate,
+            looks_up=self.speculate,
         )
 
 
@@ -110,12 +114,14 @@ class Simulator:
     def __init__(self, limits: Limits, seed: int = 0, cache: BlockCache | None = None) -> None:
         self.limits = limits
         self.cache = cache or BlockCache(limits.num_blocks, limits.block_size, limits.enable_prefix_cache)
+        speculative = SpeculativeConfig(parse_speculation(limits.speculate), lookup=limits.lookup, lookup_tokens=6)
+        self.lookup = LookupPolicy(speculative, has_draft=True)
         self.scheduler = Scheduler(
             SchedulerConfig(limits.max_num_seqs, limits.max_num_batched_tokens),
             self.cache,
-            Planner(SpeculativeConfig(parse_speculation(limits.speculate))),
-            limits.max_model_len,
-            limits.draft_max_position,
+            Planner(speculative),
+            RequestLimits(limits.max_model_len, self.cache, limits.draft_max_position),
+            self.lookup,
         )
         self.batches: list[ScheduledBatch] = []
         self._random = random.Random(seed)
@@ -185,9 +191,11 @@ class Simulator:
         ids = [s.request.request_id for s in batch.requests]
         assert len(set(ids)) == len(ids) and len(ids) <= limits.max_num_seqs
         assert not set(ids) & {request.request_id for request in batch.preempted}
-        num_rows = sum(s.num_new_tokens for s in batch.requests) + batch.num_tree_requests * batch.tree.num_draft_tokens
+        num_growing = sum(s.grown_depth > 0 for s in batch.requests)
+        num_rows = sum(s.num_new_tokens + s.known.num_draft_tokens for s in batch.requests)
+        num_rows += num_growing * batch.tree.num_draft_tokens
         assert num_rows <= limits.max_num_batched_tokens, f"{num_rows} rows in a step"
-        assert (batch.tree == NO_TREE) == (batch.num_tree_requests == 0) == (batch.tree.num_draft_tokens == 0)
+        assert (batch.tree == NO_TREE) == (num_growing == 0) == (batch.tree.num_draft_tokens == 0)
         decodes = [s.draws_token and s.num_new_tokens == 1 for s in batch.requests]
         assert decodes == sorted(decodes, reverse=True), "prefill before decode"
         for scheduled in batch.requests:
@@ -199,13 +207,18 @@ class Simulator:
         assert scheduled.draws_token == (scheduled.num_new_tokens == request.num_uncomputed_tokens)
         end = request.num_computed_tokens + scheduled.num_new_tokens + depth
         assert len(request.block_ids) * self.limits.block_size >= end, "a slot without a block"
-        assert 0 <= depth <= batch.tree.depth
+        assert 0 <= scheduled.grown_depth <= batch.tree.depth
+        assert depth == max(scheduled.grown_depth, scheduled.known.depth)
         if depth:
-            assert request.speculate and request.num_uncomputed_tokens == 1
+            assert request.num_uncomputed_tokens == 1
             assert request.num_tokens + depth + 1 <= self.scheduler.max_request_tokens
             assert depth + 1 <= self.scheduler.num_remaining_tokens(request)
+        if scheduled.grown_depth:
+            assert request.speculate
             if self.limits.draft_max_position is not None:
-                assert request.num_computed_tokens + depth - 1 < self.limits.draft_max_position
+                assert request.num_computed_tokens + scheduled.grown_depth - 1 < self.limits.draft_max_position
+        if scheduled.known.num_draft_tokens:
+            assert request.looks_up and self.limits.lookup != "off"
 
     def _check_fairness(self, batch: ScheduledBatch, running_before: list[Request]) -> None:
         rows = {s.request.request_id: s.num_new_tokens for s in batch.requests}

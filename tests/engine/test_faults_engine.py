@@ -317,10 +317,10 @@ def test_a_tree_wider_than_the_drafts_vocabulary_is_refused_at_start() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_engine_without_a_draft_decodes_plainly(mode: str) -> None:
+def test_an_engine_without_any_proposer_decodes_plainly(mode: str) -> None:
     with_draft = make_engine(TinySettings(mode))
     models = replace(with_draft._models, draft=None)
-    engine = Engine(models, TinySettings(mode, check_consistency=True).engine_config())
+    engine = Engine(models, TinySettings(mode, check_consistency=True, lookup="off").engine_config())
     job = Job(random_prompt(7), GREEDY)
     output = run_jobs(engine, [job])["0"]
     assert answers(output) == plain_answers(job)

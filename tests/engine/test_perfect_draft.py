@@ -15,7 +15,8 @@ from aquiline.engine.trace import TreeTrace
 from aquiline.models.eagle import EagleModel
 from aquiline.models.llama import LlamaModel
 from aquiline.models.loading import expected_draft_tensors, expected_target_tensors
-from aquiline.request import FinishReason, Request, SamplingParams, SpeculationFigures
+from aquiline.request import FinishReason, Request, SamplingParams
+from aquiline.speculation_figures import SpeculationFigures
 from tests.engine.strategies import spelt, tree_paths
 from tests.engine.workloads import (
     Job,

@@ -27,8 +27,9 @@ def limits(draw: st.DrawFn) -> Limits:
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 24)),
         max_model_len=draw(st.integers(23, 60)),
         draft_max_position=draw(st.sampled_from([None, None, 2, 9, 25])),
-        speculate=draw(st.sampled_from(SHAPES)),
+        speculate=(shape := draw(st.sampled_from(SHAPES))),
         enable_prefix_cache=draw(st.sampled_from([True, True, True, False])),
+        lookup=draw(st.sampled_from(("off", "auto") if shape == "off" else ("off", "auto", "on"))),
     )
 
 
@@ -69,6 +70,7 @@ def test_every_request_equals_its_solo_run(limits: Limits, jobs: list[Job], seed
         assert not job.prompt_logprobs or request.num_cached_tokens == 0
         check_outcome(job, request, simulator.scheduler.max_request_tokens)
     assert simulator.cache.num_free_blocks == limits.num_blocks
+    assert simulator.lookup.num_requests == 0
     assert limits.enable_prefix_cache or simulator.cache.num_cached_blocks == 0
 
 
