@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aquiline.request import RequestOutput, SpeculationFigures
+from aquiline.request import RequestOutput
 from aquiline.server.submission import Run
+from aquiline.speculation_figures import SpeculationFigures
 
 
 def usage_of(outputs: Sequence[RequestOutput], drops_output: bool = False) -> dict[str, Any]:
