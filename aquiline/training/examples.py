@@ -5,7 +5,8 @@ A store is a folder of shards, each a safetensors file that was written as a who
     token_ids    t0 t1 t2 t3 t4 | u0 u1 u2      int32   all examples of the shard, one after the other
     is_answer     0  0  1  1  1 |  0  1  1      uint8   1: the model wrote this token
     lengths       5               3             int32   tokens of each example
-    categories    0               2             uint8   index into the list of categories in the metadata
+    categories    0               2             uint8   index into the list of category names
+    category_names ["chat", ...]                uint8   that list as JSON
     fingerprints  f0              f1            uint64  of what was asked, to find duplicates
 """
 
@@ -111,7 +112,7 @@ class ExampleStore(Sequence[TrainingExample]):
 
     def __iter__(self) -> Iterator[TrainingExample]:
         for shard in self.shards:
-            yield from _read_all(shard)
+            yield from read_examples(shard)
 
     @property
     def num_tokens(self) -> int:
@@ -165,8 +166,9 @@ def write_shard(path: Path, examples: Sequence[TrainingExample], fingerprints: S
         "categories": np.array([names.index(example.category) for example in examples], np.uint8),
         "fingerprints": np.array(fingerprints, np.uint64),
     }
-    metadata = {"format": FORMAT, "categories": json.dumps(names)}
-    write_atomically(path, safetensors.numpy.save(tensors, metadata))
+    # Beside one entry, metadata comes in an order that differs from run to run.
+    tensors["category_names"] = np.frombuffer(json.dumps(names).encode(), np.uint8)
+    write_atomically(path, safetensors.numpy.save(tensors, {"format": FORMAT}))
 
 
 def read_shard(path: Path) -> Shard:
@@ -180,7 +182,7 @@ def read_shard(path: Path) -> Shard:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise TrainingDataError(f"{path} is not a shard of examples ({FORMAT}); write the data again")
-            names = json.loads(metadata["categories"])
+            names = json.loads(file.get_tensor("category_names").tobytes())
             lengths = file.get_tensor("lengths")
             starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
             answered = np.concatenate([np.zeros(1, np.int64), np.cumsum(file.get_tensor("is_answer"), dtype=np.int64)])
@@ -203,7 +205,8 @@ def _read_example(shard: Shard, index: int) -> TrainingExample:
     return _example(token_ids, is_answer, shard.categories[index])
 
 
-def _read_all(shard: Shard) -> Iterator[TrainingExample]:
+def read_examples(shard: Shard) -> Iterator[TrainingExample]:
+    """All examples of a shard, read at once."""
     with safetensors.safe_open(shard.path, framework="numpy") as file:
         token_ids, is_answer = file.get_tensor("token_ids"), file.get_tensor("is_answer")
     for index, category in enumerate(shard.categories):
