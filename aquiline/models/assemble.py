@@ -113,14 +113,35 @@ def assemble_draft(
     return EagleModel(loaded.config, dict(loaded.tensors), target.embedding, target.head)
 
 
+def assemble_target(target: LoadedTarget, aux_layer_ids: Sequence[int], settings: ModelSettings) -> TargetModel:
+    """A target alone that hands out the features of some layers, for a draft that does not exist yet.
+
+    Args:
+        aux_layer_ids: as for `LlamaModel`.
+
+    Raises:
+        UserError: a file that cannot be used, or a backend that cannot run it.
+    """
+    if _runs_on_pytorch(target, None, settings):
+        return LlamaModel(target.config, dict(target.tensors), aux_layer_ids)
+    return _native_target(target, aux_layer_ids, settings)
+
+
 def _assemble(target: LoadedTarget, draft: LoadedDraft | None, settings: ModelSettings) -> AssembledModels:
+    if _runs_on_pytorch(target, draft, settings):
+        return _on_pytorch(target, draft)
+    return _on_native_kernels(target, draft, settings)
+
+
+def _runs_on_pytorch(target: LoadedTarget, draft: LoadedDraft | None, settings: ModelSettings) -> bool:
+    """Whether the reference runs these models; raises where the settings ask for something else."""
     obstacle = _obstacle(target.config, draft, settings)
     if settings.backend == "cpu" and obstacle is not None:
         raise UnsupportedFeatureError(f"--backend is 'cpu', and {obstacle}; use --backend pytorch")
     if settings.backend == "pytorch" or obstacle is not None:
         _refuse_quantisation(settings, obstacle)
-        return _on_pytorch(target, draft)
-    return _on_native_kernels(target, draft, settings)
+        return True
+    return False
 
 
 def _refuse_quantisation(settings: ModelSettings, obstacle: str | None) -> None:
@@ -156,12 +177,15 @@ def _on_pytorch(loaded: LoadedTarget, draft: LoadedDraft | None) -> AssembledMod
 
 
 def _on_native_kernels(loaded: LoadedTarget, draft: LoadedDraft | None, settings: ModelSettings) -> AssembledModels:
-    aux_layer_ids = () if draft is None else draft.config.aux_layer_ids
-    threads = Threads(settings.num_threads)
-    target = NativeLlama.pack(
-        loaded.config, loaded.tensors, settings.quantization, threads, aux_layer_ids=aux_layer_ids, blocks=loaded.blocks
-    )
+    target = _native_target(loaded, () if draft is None else draft.config.aux_layer_ids, settings)
     if draft is None:
         return AssembledModels(target, None, "cpu")
     eagle = NativeEagle.pack(draft.config, draft.tensors, target, settings.draft_quantization)
     return AssembledModels(target, eagle, "cpu")
+
+
+def _native_target(loaded: LoadedTarget, aux_layer_ids: Sequence[int], settings: ModelSettings) -> NativeLlama:
+    threads = Threads(settings.num_threads)
+    return NativeLlama.pack(
+        loaded.config, loaded.tensors, settings.quantization, threads, aux_layer_ids=aux_layer_ids, blocks=loaded.blocks
+    )

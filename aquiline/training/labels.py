@@ -19,7 +19,7 @@ from aquiline.models.llama import ForwardRows
 from aquiline.training.losses import TeacherRows
 from aquiline.training.packing import Pack
 
-ROWS_PER_LOGITS = 128
+ROWS_PER_LOGITS = 64
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,9 @@ class TargetLabeller:
         for first in range(0, len(hidden_states), ROWS_PER_LOGITS):
             chunk = slice(first, first + ROWS_PER_LOGITS)
             logits = self._target.logits(hidden_states[chunk])
-            normalisers[chunk] = torch.logsumexp(logits, dim=-1)
-            token_ids[chunk] = logits.argmax(dim=-1)
+            peaks, token_ids[chunk] = logits.max(dim=-1)
+            sums = logits.sub_(peaks.unsqueeze(-1)).exp_().sum(dim=-1)
+            normalisers[chunk] = sums.log() + peaks
         return TargetLabels(states.features, hidden_states.to(states.features.dtype), normalisers, token_ids)
 
     def _memory_for(self, num_rows: int) -> list[KVLayer]:
@@ -111,15 +112,20 @@ class Teacher:
     @torch.no_grad()
     def rows(self, labels: TargetLabels) -> TeacherRows:
         """Distributions at all labels of a pack; 4 bytes for every label and draft token."""
-        num_labels = len(labels.token_ids)
-        log_probs = torch.empty((num_labels, self._head.shape[0]), dtype=torch.float32, device=self._head.device)
-        coverages = torch.empty(num_labels, dtype=torch.float32, device=self._head.device)
+        num_labels, device = len(labels.token_ids), self._head.device
+        probs = torch.empty((num_labels, self._head.shape[0]), dtype=torch.float32, device=device)
+        entropies, coverages = torch.empty(num_labels, device=device), torch.empty(num_labels, device=device)
+        normalisers = labels.log_normalisers.to(device)
         for first in range(0, num_labels, ROWS_PER_LOGITS):
             chunk = slice(first, first + ROWS_PER_LOGITS)
             logits = torch.mm(labels.hidden_states[chunk].to(self._head), self._head.t()).float()
-            restricted = torch.logsumexp(logits, dim=-1)
-            log_probs[chunk] = logits - restricted.unsqueeze(-1)
+            peaks = logits.amax(dim=-1, keepdim=True)
+            own = probs[chunk]
+            torch.sub(logits, peaks, out=own).exp_()
+            sums = own.sum(dim=-1, keepdim=True)
+            own.div_(sums)
+            restricted = (sums.log() + peaks).squeeze(-1)
+            entropies[chunk] = restricted - torch.linalg.vecdot(own, logits)
             # Logits of two computations: rounding must not make the share greater than one.
-            normalisers = labels.log_normalisers[chunk].to(restricted.device)
-            coverages[chunk] = (restricted - normalisers).exp().clamp(max=1.0)
-        return TeacherRows(log_probs, coverages, self._draft_ids[labels.token_ids.to(self._draft_ids.device)])
+            coverages[chunk] = (restricted - normalisers[chunk]).exp().clamp(max=1.0)
+        return TeacherRows(probs, entropies, coverages, self._draft_ids[labels.token_ids.to(device)])

@@ -32,23 +32,35 @@ EAGLE1_TOKEN_WEIGHT = 0.1
 class TeacherRows:
     """What the target says at some rows, restricted to the draft vocabulary."""
 
-    log_probs: Tensor  # [num_rows, draft_vocab] float32, renormalised over the draft vocabulary
+    probs: Tensor  # [num_rows, draft_vocab] float32: P', summing to 1
+    entropies: Tensor  # [num_rows] float32: of P', in nats
     coverages: Tensor  # [num_rows] float32: share of the target's probability that lies in the draft vocabulary
     draft_ids: Tensor  # [num_rows] the target's most likely token as a draft id; -1 outside the draft vocabulary
 
     def select(self, rows: Tensor) -> TeacherRows:
         """Rows by number."""
-        return TeacherRows(self.log_probs[rows], self.coverages[rows], self.draft_ids[rows])
+        return TeacherRows(self.probs[rows], self.entropies[rows], self.coverages[rows], self.draft_ids[rows])
 
 
 TokenLoss = Callable[[Tensor, TeacherRows], Tensor]
 """From draft logits [num_rows, draft_vocab] to the loss of every row [num_rows]."""
 
 
+@dataclass(frozen=True)
+class RowLosses:
+    """The loss of some rows and its derivative, each row by its own logits."""
+
+    values: Tensor  # [num_rows]
+    gradients: Tensor  # [num_rows, draft_vocab]
+
+
 def kl_loss(logits: Tensor, teacher: TeacherRows) -> Tensor:
-    """KL(P' || Q) of every row [num_rows], in nats."""
-    expected = teacher.log_probs
-    return (expected.exp() * (expected - torch.log_softmax(logits, dim=-1))).sum(dim=-1)
+    """KL(P' || Q) of every row [num_rows], in nats.
+
+    As P' sums to 1, it is log sum exp(logits) - sum P' logits - entropy of P'.
+    """
+    expected = torch.linalg.vecdot(teacher.probs, logits)
+    return torch.logsumexp(logits, dim=-1) - expected - teacher.entropies
 
 
 def ce_loss(logits: Tensor, teacher: TeacherRows) -> Tensor:
@@ -58,7 +70,7 @@ def ce_loss(logits: Tensor, teacher: TeacherRows) -> Tensor:
 
 def acceptance_rates(logits: Tensor, teacher: TeacherRows) -> Tensor:
     """sum over v of min(P(v), Q(v)) of every row [num_rows]: the share of draws of Q that P accepts."""
-    target = teacher.log_probs.exp() * teacher.coverages.unsqueeze(-1)
+    target = teacher.probs * teacher.coverages.unsqueeze(-1)
     return torch.minimum(target, torch.softmax(logits, dim=-1)).sum(dim=-1)
 
 
@@ -79,26 +91,52 @@ def feature_loss(features: Tensor, expected: Tensor) -> Tensor:
     return functional.smooth_l1_loss(features, expected, reduction="none").mean(dim=-1)
 
 
+def kl_losses(logits: Tensor, teacher: TeacherRows) -> RowLosses:
+    """`kl_loss` with its derivative Q - P', in few passes over memory; overwrites the logits."""
+    expected = torch.linalg.vecdot(teacher.probs, logits)
+    peaks = logits.amax(dim=-1, keepdim=True)
+    draft = logits.sub_(peaks).exp_()
+    sums = draft.sum(dim=-1, keepdim=True)
+    values = (sums.log() + peaks).squeeze(-1) - expected - teacher.entropies
+    return RowLosses(values, draft.div_(sums).sub_(teacher.probs))
+
+
+def derived(loss: TokenLoss) -> RowLossesOf:
+    """The derivative of a loss by automatic differentiation."""
+
+    def losses(logits: Tensor, teacher: TeacherRows) -> RowLosses:
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            values = loss(leaf, teacher)
+            (gradients,) = torch.autograd.grad(values.sum(), leaf)
+        return RowLosses(values.detach(), gradients)
+
+    return losses
+
+
+RowLossesOf = Callable[[Tensor, TeacherRows], RowLosses]
+
+
 @dataclass(frozen=True)
 class Loss:
     """How the parts of a loss are weighed.
 
     Attributes:
-        token_loss: on logits.
+        token_losses: on logits, which it may overwrite.
         feature_weight: of `feature_loss`; 0 where features are not trained.
     """
 
-    token_loss: TokenLoss
+    token_losses: RowLossesOf
     token_weight: float = 1.0
     feature_weight: float = 0.0
 
 
 LOSSES: Mapping[LossName, Loss] = MappingProxyType(
     {
-        "kl": Loss(kl_loss),
-        "ce": Loss(ce_loss),
-        "lk": Loss(lk_loss),
-        "lk_hybrid": Loss(lk_hybrid_loss),
-        "eagle1": Loss(kl_loss, EAGLE1_TOKEN_WEIGHT, EAGLE1_FEATURE_WEIGHT),
+        "kl": Loss(kl_losses),
+        "ce": Loss(derived(ce_loss)),
+        "lk": Loss(derived(lk_loss)),
+        "lk_hybrid": Loss(derived(lk_hybrid_loss)),
+        "eagle1": Loss(kl_losses, EAGLE1_TOKEN_WEIGHT, EAGLE1_FEATURE_WEIGHT),
     }
 )

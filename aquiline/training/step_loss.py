@@ -103,7 +103,7 @@ def pack_loss(
     was_right = torch.ones(pack.num_rows, dtype=torch.bool)
     for index, step in enumerate(unroll(network, weights, pack, features, len(plan.step_weights))):
         label_index = torch.searchsorted(pack.label_rows, step.label_rows).to(device)
-        result = head_loss(step.states.head_inputs, network.head(weights), says, label_index, plan.loss.token_loss)
+        result = head_loss(step.states.head_inputs, network.head(weights), says, label_index, plan.loss.token_losses)
         loss = plan.loss.token_weight * result.loss
         if plan.loss.feature_weight:
             expected = features[step.label_rows.to(device)].float()
