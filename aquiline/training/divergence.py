@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
 
 from aquiline.errors import TrainingDivergedError
 
@@ -10,6 +14,16 @@ SMOOTHING = 0.98
 LARGEST_RISE = 2.0
 SMALLEST_RISE_NATS = 1.0
 STEPS_BEFORE_JUDGING = 50
+CURE = "lower learning_rate or max_gradient_norm, or use dtype float32"
+
+
+def check_weights(step: int, weights: Mapping[str, Tensor]) -> None:
+    """Raise TrainingDivergedError unless all weights are finite numbers: a checkpoint must be worth going back to."""
+    for name, tensor in weights.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise TrainingDivergedError(
+                f"step {step}: {name} holds NaN or infinite values; the last checkpoint is sound: {CURE}"
+            )
 
 
 class DivergenceWatch:
@@ -48,7 +62,7 @@ class DivergenceWatch:
         if not math.isfinite(loss) or not math.isfinite(gradient_norm):
             raise TrainingDivergedError(
                 f"step {step}: the loss is {loss:g} and the length of its gradient {gradient_norm:g}; the last "
-                "checkpoint is sound: lower learning_rate or max_gradient_norm, or use dtype float32"
+                f"checkpoint is sound: {CURE}"
             )
         self._sum = SMOOTHING * self._sum + (1 - SMOOTHING) * loss
         self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)

@@ -16,7 +16,7 @@ from aquiline.engine.sizing import DTYPES
 from aquiline.errors import TrainingDataError
 from aquiline.models.draft_metadata import DraftMetadata
 from aquiline.training.checkpoint import Checkpoint, CheckpointFolder, Progress
-from aquiline.training.divergence import DivergenceWatch
+from aquiline.training.divergence import DivergenceWatch, check_weights
 from aquiline.training.examples import TrainingExample
 from aquiline.training.export import export_draft
 from aquiline.training.labels import TargetLabeller, TargetLabels, Teacher
@@ -266,6 +266,7 @@ class Trainer:
 
     def _save(self) -> Path:
         """Write a checkpoint; the first process does, the others wait."""
+        check_weights(self._progress.num_steps, self.network.parameters)
         self._progress.watch = self._watch.state()
         if self._processes.is_first:
             self.checkpoints.write(self._progress, self._optimiser.state(), self.export, self._provenance())
