@@ -60,7 +60,8 @@ def kl_loss(logits: Tensor, teacher: TeacherRows) -> Tensor:
     As P' sums to 1, it is log sum exp(logits) - sum P' logits - entropy of P'.
     """
     expected = torch.linalg.vecdot(teacher.probs, logits)
-    return torch.logsumexp(logits, dim=-1) - expected - teacher.entropies
+    losses: Tensor = torch.logsumexp(logits, dim=-1) - expected - teacher.entropies
+    return losses
 
 
 def ce_loss(logits: Tensor, teacher: TeacherRows) -> Tensor:

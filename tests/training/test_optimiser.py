@@ -115,5 +115,5 @@ def test_the_watch_goes_on_from_its_state() -> None:
 
 @pytest.mark.parametrize(("loss", "length"), [(float("nan"), 1.0), (float("inf"), 1.0), (1.0, float("nan"))])
 def test_a_loss_or_gradient_that_is_no_number_stops_the_run(loss: float, length: float) -> None:
-    with pytest.raises(TrainingDivergedError, match="step 7: the loss is .* the last checkpoint is sound"):
+    with pytest.raises(TrainingDivergedError, match=r"step 7: the loss is .* the last checkpoint is sound"):
         DivergenceWatch().check(7, loss, length)
