@@ -112,6 +112,11 @@ class LLM:
         """Target and draft as they were loaded, for programs that measure them."""
         return self._models
 
+    @property
+    def num_threads(self) -> int:
+        """Of the kernels."""
+        return self._settings.num_threads
+
     def reconfigured(self, config: EngineConfig) -> LLM:
         """The same loaded models behind other settings of the engine.
 

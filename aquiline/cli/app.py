@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TextIO
 
-from aquiline.cli import bench, generate, pull, serve
+from aquiline.cli import bench, generate, pull, serve, train
 from aquiline.cli.output import written
 from aquiline.cli.parser import LineParser
 from aquiline.errors import UserError
@@ -37,6 +37,7 @@ def build_parser() -> LineParser:
     generate.add_command(commands)
     serve.add_command(commands)
     bench.add_command(commands)
+    train.add_command(commands)
     return parser
 
 

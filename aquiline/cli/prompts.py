@@ -7,7 +7,7 @@ import reprlib
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ class Prompt:
     Attributes:
         text: the raw prompt, or the last message of the conversation.
         messages: the conversation that the chat template gets.
+        category: what kind of task it is, where the file says so.
     """
 
     text: str
     messages: tuple[Message, ...]
+    category: str = ""
 
 
 def read_prompts(texts: Sequence[str], file_name: str | None, is_raw: bool) -> tuple[Prompt, ...]:
@@ -79,10 +81,14 @@ def _from_line(line: bytes, place: str, is_raw: bool) -> Prompt:
     if len(given) != 1:
         found = " and ".join(given) if given else "none of them"
         raise PromptError(f"{place} must be an object with exactly one of {', '.join(KINDS)}; it has {found}")
-    value = entry[given[0]]
-    if given[0] == "messages":
+    category = entry.get("category")
+    return replace(_from_value(given[0], entry[given[0]], place, is_raw), category=str(category or ""))
+
+
+def _from_value(kind: str, value: Any, place: str, is_raw: bool) -> Prompt:
+    if kind == "messages":
         return _from_messages(value, place, is_raw)
-    if given[0] == "turns":
+    if kind == "turns":
         if not isinstance(value, list) or not value:
             raise PromptError(f"{place}: turns must be a list of texts, of which the first is asked")
         value = value[0]

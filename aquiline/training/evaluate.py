@@ -21,37 +21,12 @@ from aquiline.request import SamplingParams
 from aquiline.speculation import SpeculationMode, StaticTree, chain
 from aquiline.training.costs import StepCosts, measure_costs
 from aquiline.training.evaluation_prompts import EvaluationPrompt
+from aquiline.training.evaluation_settings import EvaluationSettings
 from aquiline.training.teacher_forced import WrittenText, compute_features, rank_text
 from aquiline.training.tree_search import best_trees, spell_shape
 from aquiline.training.walk import RankedText, conditional_accuracy, hit_rates, tally
 
 MAX_BATCHED_TOKENS = 4096
-
-
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """How heads are measured.
-
-    Attributes:
-        max_tokens: most tokens of an answer.
-        max_depth: depth of the served chain, and of all trees.
-        num_ranks: children of a node that the search for trees considers.
-        tree_sizes: draft tokens of the trees that are searched; the largest is served.
-        batch_size: answers that are served together; acceptance does not depend on it.
-    """
-
-    max_tokens: int = 96
-    max_depth: int = 5
-    num_ranks: int = 8
-    tree_sizes: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16)
-    batch_size: int = 16
-
-    def __post_init__(self) -> None:
-        for name, lowest, highest in (("max_tokens", 3, 65536), ("max_depth", 1, 16), ("num_ranks", 1, 10)):
-            if not lowest <= getattr(self, name) <= highest:
-                raise InvalidParameterError(
-                    f"{name} is {getattr(self, name)}; it must be an integer from {lowest} to {highest}"
-                )
 
 
 @dataclass(frozen=True)
@@ -80,6 +55,7 @@ class HeadFigures:
         depth_rank: how likely a child is right given that its parent is, [depth][rank].
         shapes: chains and trees with their predicted times.
         plain_ms: plain decoding, per token.
+        max_depth: of the chain.
     """
 
     predicted: dict[str, AcceptanceTally]
@@ -89,6 +65,7 @@ class HeadFigures:
     depth_rank: tuple[tuple[float, ...], ...]
     shapes: tuple[ShapeFigures, ...]
     plain_ms: float
+    max_depth: int
 
     @property
     def best_shape(self) -> ShapeFigures:
@@ -106,8 +83,8 @@ class HeadFigures:
             "time_per_committed_token_ms": round(self.time_per_committed_token_ms, 4),
             "plain_time_per_token_ms": round(self.plain_ms, 4),
             "best_shape": self.best_shape.speculate,
-            "predicted": {name: counts.figures() for name, counts in self.predicted.items()},
-            "served": {name: counts.figures() for name, counts in self.served.items()},
+            "predicted": self._counts(self.predicted),
+            "served": self._counts(self.served),
             "categories": {
                 category: {name: round(length, 4) for name, length in lengths.items()}
                 for category, lengths in self.categories.items()
@@ -125,6 +102,14 @@ class HeadFigures:
                 for shape in self.shapes
             ],
         }
+
+    def _counts(self, by_shape: dict[str, AcceptanceTally]) -> dict[str, Any]:
+        """Figures of each shape; a chain has a rate for every position, 0 where none was reached."""
+        figures = {name: counts.figures() for name, counts in by_shape.items()}
+        for name in figures.keys() & {"chain"}:
+            rates = figures[name]["conditional_acceptance_per_position"]
+            figures[name]["conditional_acceptance_per_position"] = rates + [0.0] * (self.max_depth - len(rates))
+        return figures
 
 
 class HeadEvaluator:
@@ -158,6 +143,11 @@ class HeadEvaluator:
                 llm, ids, num_rounds, lambda num_done: self._report("measuring steps", num_done, num_rounds)
             )
         self.costs = costs
+
+    @property
+    def texts(self) -> Sequence[WrittenText]:
+        """The answers of the target, with their features."""
+        return self._texts
 
     @property
     def num_answer_tokens(self) -> int:
@@ -202,6 +192,7 @@ class HeadEvaluator:
                 for spelt, shape in shapes.items()
             ),
             plain_ms=self.costs.plain_ms,
+            max_depth=max_depth,
         )
 
     def _in_batches(self, llm: LLM, prompts: Sequence[EvaluationPrompt]) -> LLM:

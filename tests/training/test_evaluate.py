@@ -13,8 +13,9 @@ from aquiline.engine.acceptance_tally import AcceptanceTally
 from aquiline.errors import DraftMismatchError, InvalidParameterError
 from aquiline.request import SamplingParams
 from aquiline.training.costs import StepCosts
-from aquiline.training.evaluate import EvaluationSettings, HeadEvaluator, HeadFigures, ShapeFigures
+from aquiline.training.evaluate import HeadEvaluator, HeadFigures, ShapeFigures
 from aquiline.training.evaluation_prompts import EvaluationPrompt, held_out_prompts
+from aquiline.training.evaluation_settings import EvaluationSettings
 from tests.training.toy_models import TOY_HEAD, open_toy, write_head, write_toys
 
 SETTINGS = EvaluationSettings(max_tokens=24, max_depth=3, num_ranks=4, tree_sizes=(2, 4), batch_size=2)

@@ -34,7 +34,7 @@ def open_toy(folder: Path, speculate: str = "chain:2", draft: str | None = "head
     """The toy target in float32 on PyTorch."""
     config = EngineConfig(
         dtype="float32",
-        speculative=SpeculativeConfig(parse_speculation(speculate)),
+        speculative=SpeculativeConfig(parse_speculation(speculate), draft_check="off"),
         scheduler=SchedulerConfig(max_num_seqs=4),
     )
     return LLM(str(folder / "target"), draft=str(folder / draft) if draft else None, config=config)

@@ -1,0 +1,127 @@
+"""Everything a training run is told beside the recipe itself, checked once and never changed afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from aquiline.config import EngineConfig, SpeculativeConfig
+from aquiline.errors import InvalidParameterError
+from aquiline.speculation import parse_speculation
+from aquiline.training.atomic_file import write_atomically
+from aquiline.training.evaluation_prompts import EvaluationPrompt
+from aquiline.training.evaluation_settings import EvaluationSettings
+from aquiline.training.settings import TrainingSettings
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+RUN = "run.json"
+# These change how a run is kept or shown, not what comes out of it.
+FREE = ("training.checkpoint_every", "training.keep_checkpoints", "training.label_cache_gb")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """A run.
+
+    Attributes:
+        target: the model to draft for: a known name, a file, a folder or a hub id.
+        output: folder of the run.
+        data: folders that `train-data` has written.
+        prompts: on which checkpoints are compared; none of them may be in the data.
+        backend, quantization, draft_quantization: how target and draft are served, and so which features the draft
+            learns from; see `EngineConfig`.
+        num_threads: None: as for `LLM`.
+        device: where the draft is trained; `auto` takes a CUDA device if there is one. Evaluations always serve on the
+            CPU.
+        has_plot: draw the course of the run.
+    """
+
+    target: str
+    output: Path
+    data: tuple[str, ...]
+    prompts: tuple[EvaluationPrompt, ...]
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    num_threads: int | None = None
+    device: DeviceName = "auto"
+    has_plot: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise InvalidParameterError("data is empty; name at least one folder that train-data has written")
+        if not self.prompts:
+            raise InvalidParameterError("prompts is empty; checkpoints are compared on at least one prompt")
+        if self.device not in get_args(DeviceName):
+            raise InvalidParameterError(f"device is {self.device!r}; it must be auto, cpu or cuda")
+        if self.engine.dtype != self.training.dtype:
+            raise InvalidParameterError(
+                f"dtype is {self.training.dtype!r} in training and {self.engine.dtype!r} in serving; a draft learns "
+                "from the features it will be served with, so make them equal"
+            )
+
+    @property
+    def serving(self) -> EngineConfig:
+        """Of the engine that evaluates."""
+        return EngineConfig(
+            dtype=self.engine.dtype,
+            backend=self.engine.backend,
+            quantization=self.engine.quantization,
+            draft_quantization=self.engine.draft_quantization,
+            speculative=SpeculativeConfig(parse_speculation("chain:1"), draft_check="off"),
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for a run to go on, by dotted names."""
+        prompts = json.dumps([[prompt.category, *map(dict, prompt.messages)] for prompt in self.prompts])
+        told = {
+            "target": self.target,
+            "data": list(self.data),
+            "backend": self.engine.backend,
+            "quantization": self.engine.quantization,
+            "draft_quantization": self.engine.draft_quantization,
+            "training": asdict(self.training),
+            "evaluation": asdict(self.evaluation),
+            "evaluation prompts": hashlib.sha256(prompts.encode()).hexdigest()[:16],
+        }
+        flat = _flat(json.loads(json.dumps(told)))
+        return {name: value for name, value in flat.items() if name not in FREE}
+
+    def claim_output(self) -> None:
+        """Make the folder of the run, or check that it holds a run of the same settings.
+
+        Raises:
+            InvalidParameterError: it belongs to another run, or cannot be written; the message names what differs.
+        """
+        here, path = self.identity(), self.output / RUN
+        if path.exists():
+            there = json.loads(path.read_text(encoding="utf-8"))
+            for name in sorted(here.keys() | there.keys()):
+                if here.get(name) != there.get(name):
+                    raise InvalidParameterError(
+                        f"{name} is {here.get(name)!r}, and the run in {self.output} was begun with "
+                        f"{there.get(name)!r}; go on with that, or name another output folder"
+                    )
+            return
+        try:
+            self.output.mkdir(parents=True, exist_ok=True)
+            if any(self.output.iterdir()):
+                raise InvalidParameterError(f"{self.output} holds other files; name an empty folder, or a new one")
+            write_atomically(path, (json.dumps(here, indent=1) + "\n").encode())
+        except OSError as error:
+            raise InvalidParameterError(f"{self.output} cannot be written: {error.strerror}; name another") from None
+
+
+def _flat(value: object, prefix: str = "") -> dict[str, object]:
+    """Nested settings by dotted names, entries of lists by their number."""
+    if isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, object] = {}
+    for name, entry in value.items():
+        flat |= _flat(entry, f"{prefix}.{name}" if prefix else str(name))
+    return flat
