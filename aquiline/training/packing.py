@@ -74,6 +74,18 @@ class Pack:
         """Rows that are trained at step 0."""
         return len(self.label_rows)
 
+    def part(self, numbers: Sequence[int]) -> Pack:
+        """Some of the conversations, by their place in the pack."""
+        rows = torch.cat([torch.arange(self.starts[n], self.starts[n] + self.lengths[n]) for n in numbers])
+        return Pack(
+            tuple(self.example_ids[n] for n in numbers),
+            self.token_ids[rows],
+            self.next_token_ids[rows],
+            self.positions[rows],
+            self.runs_ahead[rows],
+            tuple(self.lengths[n] for n in numbers),
+        )
+
 
 @dataclass(frozen=True)
 class ExampleIndex:

@@ -15,6 +15,7 @@ from aquiline.models.interfaces import TargetModel
 from aquiline.models.llama import LlamaModel
 from aquiline.models.loading import open_target
 from aquiline.models.model_config import LlamaConfig
+from aquiline.models.native_llama import NativeLlama
 from aquiline.models.tensor_shapes import EMBEDDING, HEAD
 from aquiline.training.network import FrozenWeights
 from aquiline.training.settings import DraftSettings
@@ -29,11 +30,13 @@ class FrozenTarget:
         model: hands out the features of the layers that the draft wants.
         tensors: its weights, by the names of `expected_target_tensors`.
         name: of the model, for the files that are written.
+        numerics: with which kernels and precision it runs, in words; labels of other numerics differ.
     """
 
     model: TargetModel
     tensors: Mapping[str, Tensor]
     name: str
+    numerics: str = ""
 
     @property
     def config(self) -> LlamaConfig:
@@ -70,6 +73,9 @@ def load_frozen_target(
     loaded = open_target(path, settings.dtype, kept_types=KEPT_UNDER[settings.quantization])
     aux_layer_ids = draft_config(draft, loaded.config).aux_layer_ids
     if device is None or device.type == "cpu":
-        return FrozenTarget(assemble_target(loaded, aux_layer_ids, settings), loaded.tensors, name)
+        model = assemble_target(loaded, aux_layer_ids, settings)
+        kernels = f"native kernels, {settings.quantization}" if isinstance(model, NativeLlama) else "PyTorch"
+        return FrozenTarget(model, loaded.tensors, name, f"{kernels}, {model.feature_dtype}".replace("torch.", ""))
     tensors = {key: tensor.to(device) for key, tensor in loaded.tensors.items()}
-    return FrozenTarget(LlamaModel(loaded.config, tensors, aux_layer_ids), tensors, name)
+    model = LlamaModel(loaded.config, tensors, aux_layer_ids)
+    return FrozenTarget(model, tensors, name, f"PyTorch on {device.type}, {model.feature_dtype}".replace("torch.", ""))

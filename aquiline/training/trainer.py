@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from aquiline.engine.sizing import DTYPES
@@ -19,6 +18,8 @@ from aquiline.training.checkpoint import Checkpoint, CheckpointFolder, Progress
 from aquiline.training.divergence import DivergenceWatch, check_weights
 from aquiline.training.examples import TrainingExample
 from aquiline.training.export import export_draft
+from aquiline.training.feature_noise import with_noise
+from aquiline.training.label_cache import LabelCache, LabelShape, LabelSource
 from aquiline.training.labels import TargetLabeller, TargetLabels, Teacher
 from aquiline.training.network import DraftNetwork, trained_names
 from aquiline.training.optimiser import DraftOptimiser, learning_rate
@@ -29,6 +30,7 @@ from aquiline.training.start import draft_config, initial_weights
 from aquiline.training.step_loss import LossPlan, StepTally, pack_loss
 from aquiline.training.target import FrozenTarget
 
+LABELS = "labels"
 RATE_SMOOTHING = 0.9
 
 
@@ -139,7 +141,7 @@ class Trainer:
         names = trained_names(self.config, settings.freeze_head)
         self.network = DraftNetwork(self.config, start, frozen, names)
         self._teacher = Teacher(target.head_rows(frozen, data.target_ids), data.target_ids, target.config.vocab_size)
-        self._labeller = TargetLabeller(target.model, dtype)
+        self._labels = self._label_source(output)
         self._optimiser = DraftOptimiser(self.network.parameters, settings)
         self.checkpoints = CheckpointFolder(output, self._identity(), settings.keep_checkpoints)
         self._progress = Progress()
@@ -188,6 +190,23 @@ class Trainer:
         assert newest is not None, "a stage ends with a checkpoint"
         return newest
 
+    def _label_source(self, output: Path) -> LabelSource:
+        """The target, behind what it said before where that is kept."""
+        labeller = TargetLabeller(self._target.model, DTYPES[self.settings.dtype])
+        max_bytes = int(self.settings.label_cache_gb * 2**30)
+        if not max_bytes:
+            return labeller
+        shape = LabelShape(self.config.feature_size, self._target.config.hidden_size, self._target.model.feature_dtype)
+        identity = {
+            "target": self._target.name,
+            "numerics": self._target.numerics,
+            "features": [self.config.kind, *self.config.aux_layer_ids],
+            "data_digest": self._index.digest,
+            "max_length": self.settings.max_length,
+        }
+        folder = output / LABELS
+        return LabelCache(folder, labeller, self._index, shape, identity, max_bytes, self._processes.rank)
+
     def _tokens_of(self, stage: StageSettings) -> int:
         return math.ceil(stage.epochs * self._order.tokens_per_epoch)
 
@@ -201,7 +220,7 @@ class Trainer:
         for example_ids in self._packs(plan):
             pack = make_pack(self._data.examples, example_ids, self.settings.max_length)
             before = time.perf_counter()
-            labels = self._with_noise(self._labeller.label(pack), pack)
+            labels = self._labels_of(pack)
             label_seconds += time.perf_counter() - before
             found = pack_loss(self.network, self.network.used_weights(), pack, labels, self._teacher, loss_plan)
             (found.loss / plan.num_tokens).backward()  # type: ignore[no-untyped-call]
@@ -238,17 +257,12 @@ class Trainer:
         own = self._processes.share(plan.example_ids)
         return split_into_packs(own, [self._index.num_rows[i] for i in own], self.settings.rows_per_pack)
 
-    def _with_noise(self, labels: TargetLabels, pack: Pack) -> TargetLabels:
-        """Uniform noise on the features of EAGLE-1 (arXiv 2401.15077), weaker in longer conversations."""
-        if self.config.kind != "eagle1" or not self.settings.feature_noise:
+    def _labels_of(self, pack: Pack) -> TargetLabels:
+        labels, width = self._labels.label(pack), self.settings.feature_noise
+        if self.config.kind != "eagle1" or not width:
             return labels
-        # From the number of the step, so that a run that goes on draws the same.
-        sequence = np.random.SeedSequence([self.settings.seed, self._progress.num_steps, pack.example_ids[0]])
-        generator = torch.Generator().manual_seed(int(sequence.generate_state(1)[0]))
-        noise = torch.rand(labels.features.shape, generator=generator) - 0.5
-        lengths = torch.tensor(pack.lengths).repeat_interleave(torch.tensor(pack.lengths))
-        noise *= (self.settings.feature_noise * 512 / lengths).unsqueeze(-1)
-        return replace(labels, features=labels.features + noise.to(labels.features))
+        features = with_noise(labels.features, pack, width, self.settings.seed, self._progress.num_steps)
+        return replace(labels, features=features)
 
     def _finish_step(self, plan: StepPlan) -> bool:
         """Count a step; whether it was the last of its stage."""
@@ -266,6 +280,8 @@ class Trainer:
 
     def _save(self) -> Path:
         """Write a checkpoint; the first process does, the others wait."""
+        if isinstance(self._labels, LabelCache):
+            self._labels.flush()
         check_weights(self._progress.num_steps, self.network.parameters)
         self._progress.watch = self._watch.state()
         if self._processes.is_first:
@@ -296,6 +312,7 @@ class Trainer:
         return {
             "settings": asdict(self.settings),
             "target": self._target.name,
+            "target_numerics": self._target.numerics,
             "data_digest": self._index.digest,
             "draft_vocabulary": list(self._data.target_ids),
             "num_processes": self._processes.count,
