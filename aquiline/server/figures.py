@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aquiline.request import RequestOutput
-from aquiline.server.submission import Run
+from aquiline.server.submission import Run, Submission
 from aquiline.speculation_figures import SpeculationFigures
 
 
@@ -58,3 +58,19 @@ def aquiline_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 def runs_of(runs: Sequence[Run]) -> list[dict[str, int]]:
     """The `runs` of a streamed event: what each step behind it added."""
     return [{"num_tokens": run.num_tokens, "num_accepted_draft_tokens": run.num_accepted} for run in runs]
+
+
+def logged_figures(submission: Submission) -> dict[str, Any]:
+    """What a log line tells about a request: counts and times, never its text."""
+    outputs = submission.outputs
+    usage = usage_of(outputs)
+    figures = {
+        "prompt_tokens": usage["prompt_tokens"],
+        "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+        "completion_tokens": usage["completion_tokens"],
+        "acceptance_length": round(aquiline_of(outputs)["acceptance_length"], 3),
+        "finish_reasons": [str(completion.finish_reason) for output in outputs for completion in output.outputs],
+    }
+    if submission.first_token_at is not None:
+        figures["ttft_ms"] = round(1000.0 * (submission.first_token_at - submission.submitted_at), 3)
+    return figures

@@ -18,6 +18,8 @@ from aquiline.server.chat_answer import ChatAnswer, ChatPlan
 from aquiline.server.completion_answer import CompletionAnswer, CompletionPlan
 from aquiline.server.engine_client import EngineClient, EngineRequest
 from aquiline.server.errors import ModelNotServedError
+from aquiline.server.figures import logged_figures
+from aquiline.server.middleware import RequestRecord
 from aquiline.server.prompts import PromptLimits, encode_prompts, may_speculate
 from aquiline.server.protocol.chat import ChatBody
 from aquiline.server.protocol.common import GenerationBody
@@ -151,15 +153,20 @@ class Service:
         return AnswerHead(new_id(prefix), kind, chunk_kind, self.served.name, self.served.fingerprint)
 
     async def _answer(self, ask: Ask, request: Request) -> Response:
-        submission = await unless_gone(
-            request.receive, self.client.submit(ask.requests, self._settings.request_timeout)
-        )
+        asked = self.client.submit(ask.requests, self._settings.request_timeout)
+        submission = await unless_gone(request.receive, asked)
+        record: RequestRecord = request.state.record
+
+        def close() -> None:
+            self.client.abort(submission)
+            record.figures |= logged_figures(submission)
+
         if ask.is_streamed:
-            return EventStream(_events(ask, submission), lambda: self.client.abort(submission))
+            return EventStream(_events(ask, submission), close)
         try:
             final = await unless_gone(request.receive, submission.finished())
         finally:
-            self.client.abort(submission)
+            close()
         return JSONResponse(whole_answer(ask.answer, final))
 
 

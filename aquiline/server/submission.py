@@ -108,6 +108,11 @@ class Submission:
             raise self._error
         return [Progress(index, self._latest[index], self._take_runs(index)) for index in range(len(self.nums_answers))]
 
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        """The newest state of every prompt of which anything is known."""
+        return [self._latest[index] for index in sorted(self._latest)]
+
     def accept(self) -> None:
         """The engine has taken one of the prompts."""
         self._num_accepted += 1

@@ -24,6 +24,7 @@ class ScriptedEngine:
         max_run: most tokens of a step; how many come is drawn from `seed` anew for every request.
         failure: raised by the next step, once.
         gate: steps wait for it.
+        before_step: called by every step.
     """
 
     def __init__(self, tokenizer: Tokenizer, script: str = "") -> None:
@@ -79,6 +80,8 @@ class ScriptedEngine:
 
     def step(self) -> list[RequestOutput]:
         self.gate.wait()
+        if self.before_step is not None:
+            self.before_step()
         if self.failure is not None:
             failure, self.failure = self.failure, None
             for request_id in list(self._groups):
