@@ -14,6 +14,7 @@ from aquiline.errors import AquilineError
 from aquiline.server.errors import failure_of
 
 CLIENT_CLOSED = 499
+ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 DONE = b"data: [DONE]\n\n"
 Result = TypeVar("Result")
 
@@ -24,7 +25,7 @@ class ClientGoneError(AquilineError):
 
 def event(content: Any) -> bytes:
     """One event that holds `content` as JSON."""
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + ENCODER.encode(content).encode() + b"\n\n"
 
 
 class EventStream(Response):
