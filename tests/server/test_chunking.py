@@ -29,7 +29,7 @@ SCRIPTS = {
     "empty": "",
 }
 STOPS: list[Any] = [None, ["END"], ["ver", "over the"], ["}"]]
-RUNS = [(3, 1), (8, 2), (100, 3)]
+RUNS = [(4, 1), (100, 3)]
 
 
 @pytest.fixture(scope="module")
