@@ -23,7 +23,7 @@ from tests.tiny_tokenizers import train_byte_level, write_hf_folder
 
 
 def bigram_config() -> LlamaConfig:
-    return tiny_llama_config(vocab_size=train_byte_level().get_vocab_size(), max_position=128)
+    return tiny_llama_config(vocab_size=train_byte_level().get_vocab_size(), max_position=600)
 
 
 def write_bigram_target(folder: Path) -> LlamaConfig:

@@ -162,6 +162,20 @@ def test_options_of_measurements_are_documented(heading: str, name: str) -> None
     assert {flag: default.strip("`") for flag, default in listed.items()} == defaults
 
 
+@pytest.mark.parametrize(
+    ("heading", "name"), [("Checking a draft", "check"), ("Writing a draft in another layout", "export")]
+)
+def test_options_of_drafts_are_documented(heading: str, name: str) -> None:
+    section = (ROOT / "docs" / "drafts.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \|", section, re.MULTILINE))
+    options = options_of(subcommand(subcommand(build_parser(), "draft"), name))
+    assert set(listed) == set(options) - {"--help"}
+    engine = {option.flag: spelt(record_defaults(ENGINE_RECORDS)[option.field]) for option in ENGINE_OPTIONS}
+    for flag, default in listed.items():
+        own = "required" if options[flag].required else spelt(options[flag].default)
+        assert default.strip("`") == engine.get(flag, own)
+
+
 def test_sampling_fields_and_defaults_are_documented() -> None:
     defaults = record_defaults(SAMPLING_RECORDS)
     guided = {field.name: f"guided.{field.name}" for field in dataclasses.fields(GuidedParams)}

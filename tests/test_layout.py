@@ -70,7 +70,7 @@ BELOW: dict[str, set[str]] = {
     "models": {"records", "files", "kernels"},
     "engine": {"records", "text", "kernels", "models"},
     "llm": {"records", "machine", "text", "store", "kernels", "models", "engine"},
-    "training": {"records", "text", "store", "kernels", "models", "engine", "llm"},
+    "training": {"records", "machine", "text", "store", "kernels", "models", "engine", "llm"},
     "benchmark": {"records", "text", "store", "kernels", "models", "engine", "llm"},
     "server": {"records", "text", "llm"},
     "cli": {"records", "text", "store", "engine", "llm", "training", "benchmark", "server"},

@@ -16,7 +16,8 @@ Token 2 counts only where token 1 was right and t4 is e3, for otherwise no step 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,8 @@ from aquiline.models.llama import ForwardRows
 from aquiline.models.model_config import LlamaConfig
 
 MAX_RANK = 4
+# Places that are left out at both ends of a text, so that a pairing may be off by so many.
+MARGIN = 2
 
 
 @dataclass(frozen=True)
@@ -71,16 +74,23 @@ class ProbeHits:
     Attributes:
         ranks: rank of the expected token among the first draft token's candidates; MAX_RANK where it is not among them.
         num_accepted: draft tokens of a chain that a step would have accepted.
-        num_steps: draft tokens of the chain.
+        log_probs: of the expected token at each step of the chain, as the draft has them; no worse than a guess among
+            the whole vocabulary, which also stands for tokens that the draft does not know.
+        root_ids: the last token before those that are asked for.
         expected_ids: the target's token.
         proposed_ids: the first draft token's candidates, best first.
     """
 
     ranks: Tensor  # [num_positions]
     num_accepted: Tensor  # [num_positions]
-    num_steps: int
+    log_probs: Tensor  # [num_positions, num_steps] float32
+    root_ids: Tensor  # [num_positions]
     expected_ids: Tensor  # [num_positions]
     proposed_ids: Tensor  # [num_positions, MAX_RANK], the last one repeated where the draft knows fewer tokens
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.log_probs.shape[1])
 
     def agreement(self, num_candidates: int) -> float:
         """Share of positions with the expected token among the first candidates, 1 to MAX_RANK of them."""
@@ -127,51 +137,54 @@ def probe_draft(
     """Ask a draft for a chain of `num_steps` tokens at every position behind the prompts.
 
     Args:
-        readings: with the features that this draft takes; each has more than num_steps + 1 tokens behind its prompt.
+        readings: with the features that this draft takes; each has more than num_steps + MARGIN tokens behind its
+            prompt.
         memory_dtype: of the draft's keys and values.
     """
     parts = [_probe_reading(draft, reading, num_steps, memory_dtype, pairing or RowPairing()) for reading in readings]
     return ProbeHits(
         torch.cat([part.ranks for part in parts]),
         torch.cat([part.num_accepted for part in parts]),
-        num_steps,
+        torch.cat([part.log_probs for part in parts]),
+        torch.cat([part.root_ids for part in parts]),
         torch.cat([part.expected_ids for part in parts]),
         torch.cat([part.proposed_ids for part in parts]),
     )
-
-
-def layer_features(reading: TargetReading, widths: Mapping[int, slice], layer_ids: Sequence[int]) -> Tensor:
-    """The outputs of some layers side by side; `widths` says where each layer's output lies in the features."""
-    return torch.cat([reading.features[:, widths[layer_id]] for layer_id in layer_ids], dim=-1)
 
 
 def _probe_reading(
     draft: DraftModel, reading: TargetReading, num_steps: int, memory_dtype: torch.dtype, pairing: RowPairing
 ) -> ProbeHits:
     num_tokens, device = len(reading.token_ids), reading.token_ids.device
-    # One place is left at both ends, so that a pairing may be off by one.
-    places = torch.arange(max(1, reading.num_prompt_tokens - 1), num_tokens - num_steps - 2, device=device)
+    first, end = max(MARGIN, reading.num_prompt_tokens - 1), num_tokens - num_steps - 1 - MARGIN
+    places = torch.arange(first, end, device=device)
     num_slots = num_tokens + (num_steps - 1) * len(places)
     memory = _new_memory(draft.config.layers, num_slots, memory_dtype, device)
     states = draft.forward(
         _true_rows(reading, pairing), draft.combine_features(reading.features[:-1].contiguous()), memory
     )
     head_inputs, hidden = states.head_inputs[places].contiguous(), states.hidden_states[places].contiguous()
-    candidates = [_candidates(draft, head_inputs)]
+    logits = [draft.logits(head_inputs)]
     for step in range(2, num_steps + 1):
         states = draft.forward(_self_fed_rows(reading, places, step, pairing), hidden, memory)
         hidden = states.hidden_states
-        candidates.append(_candidates(draft, states.head_inputs))
+        logits.append(draft.logits(states.head_inputs))
     num_accepted, is_alive = torch.zeros_like(places), torch.ones_like(places, dtype=torch.bool)
-    for step, proposed in enumerate(candidates, start=1):
-        expected = reading.expected_ids[places + step + pairing.label]
-        is_right = is_alive & (proposed[:, 0] == expected)
+    expected = [reading.expected_ids[places + step + 1 + pairing.label] for step in range(num_steps)]
+    candidates = [_candidates(draft, rows) for rows in logits]
+    for step in range(num_steps):
+        is_right = is_alive & (candidates[step][:, 0] == expected[step])
         num_accepted += is_right
-        is_alive = is_right & (reading.token_ids[places + step + 1 + pairing.label] == expected)
-    expected_ids = reading.expected_ids[places + 1 + pairing.label]
-    is_hit = candidates[0] == expected_ids.unsqueeze(-1)
-    ranks = torch.where(is_hit.any(dim=-1), is_hit.long().argmax(dim=-1), MAX_RANK)
-    return ProbeHits(ranks, num_accepted, num_steps, expected_ids, candidates[0])
+        is_alive = is_right & (reading.token_ids[places + step + 2 + pairing.label] == expected[step])
+    is_hit = candidates[0] == expected[0].unsqueeze(-1)
+    return ProbeHits(
+        torch.where(is_hit.any(dim=-1), is_hit.long().argmax(dim=-1), MAX_RANK),
+        num_accepted,
+        torch.stack([_log_probs(draft, rows, wanted) for rows, wanted in zip(logits, expected, strict=True)], dim=1),
+        reading.token_ids[places + 1],
+        expected[0],
+        candidates[0],
+    )
 
 
 def _true_rows(reading: TargetReading, pairing: RowPairing) -> ForwardRows:
@@ -199,11 +212,21 @@ def _self_fed_rows(reading: TargetReading, places: Tensor, step: int, pairing: R
     return ForwardRows(tokens, positions, slots[-1].contiguous(), AttentionInputs((group,), 1))
 
 
-def _candidates(draft: DraftModel, head_inputs: Tensor) -> Tensor:
+def _candidates(draft: DraftModel, logits: Tensor) -> Tensor:
     """The draft's best tokens as the target's ids, [num_rows, MAX_RANK]."""
-    logits = draft.logits(head_inputs)
     best = draft.draft_to_target_ids[logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1).indices]
     return torch.cat((best, best[:, -1:].expand(-1, MAX_RANK - best.shape[-1])), dim=-1)
+
+
+def _log_probs(draft: DraftModel, logits: Tensor, expected_ids: Tensor) -> Tensor:
+    """Log-probability of each row's expected token, [num_rows]; see `ProbeHits`."""
+    vocab_size = draft.config.layers.vocab_size
+    draft_ids = torch.full((vocab_size,), -1, device=logits.device)
+    draft_ids[draft.draft_to_target_ids] = torch.arange(logits.shape[-1], device=logits.device)
+    wanted = draft_ids[expected_ids].unsqueeze(-1)
+    found = logits.log_softmax(dim=-1).gather(1, wanted.clamp_min(0))
+    floor = -math.log(vocab_size)
+    return torch.where(wanted < 0, floor, found.clamp_min(floor)).squeeze(-1)
 
 
 def _key_slots(num_positions: int, device: torch.device) -> Tensor:

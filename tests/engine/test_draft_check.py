@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from aquiline.cli import main
-from aquiline.config import DraftCheck, EngineConfig, SpeculativeConfig
+from aquiline.config import CacheConfig, DraftCheck, EngineConfig, SpeculativeConfig
 from aquiline.engine.draft_check import MAX_TOKENS, MIN_TOKENS, binomial_tail, check_fit
 from aquiline.errors import DraftMismatchError, InvalidParameterError
 from aquiline.llm import LLM
-from aquiline.models.draft_probe import RowPairing, probe_draft, read_text
+from aquiline.models.draft_probe import MARGIN, RowPairing, probe_draft, read_text
 from aquiline.models.eagle import EagleModel
 from aquiline.models.llama import LlamaModel
 from aquiline.request import SamplingParams
@@ -40,7 +40,7 @@ def test_a_copy_of_the_target_foresees_everything(kind: str) -> None:
     readings = [read_text(target, text, len(text) - 25, torch.float32) for text in texts]
     hits = probe_draft(draft, readings, NUM_STEPS, torch.float32)
     # The last tokens judge the chains of those before.
-    assert len(hits.ranks) == 2 * (25 - NUM_STEPS - 1)
+    assert len(hits.ranks) == 2 * (25 - NUM_STEPS - MARGIN)
     assert hits.conditional_per_position() == (1.0,) * NUM_STEPS
     assert hits.agreement(1) == 1.0
     assert hits.chance() < 0.5
@@ -94,7 +94,7 @@ def test_a_copy_is_let_through_and_an_untrained_draft_is_not(kind: str) -> None:
     fit = check_fit(target, draft, text, torch.float32)
     assert fit is not None and not fit.is_at_chance
     # The table looks at three earlier tokens, which the first positions do not have.
-    assert fit.num_positions - 2 <= fit.num_right and fit.num_positions == MAX_TOKENS - 4
+    assert fit.num_positions - 2 <= fit.num_right and fit.num_positions == MAX_TOKENS - 2 - 2 * MARGIN
     random_target = tiny_target(aux_layer_ids=(0, 1, 3))
     fit = check_fit(random_target, tiny_draft(random_target), [id % 60 for id in range(64)], torch.float32)
     assert fit is not None and fit.is_at_chance
@@ -116,18 +116,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_llm(folder: Path, draft: str, action: DraftCheck, speculate: str = "chain:3") -> LLM:
     speculative = SpeculativeConfig(parse_speculation(speculate), draft_check=action)
-    config = EngineConfig(dtype="float32", speculative=speculative)
+    config = EngineConfig(dtype="float32", speculative=speculative, cache=CacheConfig(num_blocks=16))
     return LLM(str(folder / "target"), draft=str(folder / draft), config=config)
 
 
 def answer(llm: LLM) -> Sequence[int]:
-    return llm.generate("The eagle", SamplingParams(temperature=0.0))[0].outputs[0].token_ids
+    return llm.generate("The eagle", SamplingParams(temperature=0.0, max_tokens=12))[0].outputs[0].token_ids
 
 
 def test_a_wrong_draft_is_refused_unless_told_otherwise(folder: Path) -> None:
     assert SpeculativeConfig().draft_check == "refuse"
     right = open_llm(folder, "right", "refuse")
-    with pytest.raises(DraftMismatchError, match=r"wrong guesses \d+ of 6\d tokens .* \(\d+ %\).*--draft-check off"):
+    with pytest.raises(DraftMismatchError, match=r"wrong guesses \d+ of 5\d tokens .* \(\d+ %\).*--draft-check off"):
         open_llm(folder, "wrong", "refuse")
     with pytest.warns(UserWarning, match="no better than chance"):
         warned = open_llm(folder, "wrong", "warn")
@@ -143,7 +143,7 @@ def test_an_unknown_action_is_refused() -> None:
 @pytest.mark.filterwarnings("default:.*no better than chance")
 def test_the_command_line_refuses_and_warns_on_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["generate", "--model", str(folder / "target"), "--draft", str(folder / "wrong"), "--dtype", "float32"]
-    argv += ["--prompt", "The eagle", "--raw", "--max-tokens", "4"]
+    argv += ["--prompt", "The eagle", "--raw", "--max-tokens", "4", "--num-blocks", "16"]
     assert main(argv) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith("aquiline: error: the draft ") and shown.err.count("\n") == 1 and not shown.out
