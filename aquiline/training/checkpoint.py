@@ -35,7 +35,7 @@ FOLDER = "checkpoints"
 PARTIAL_PREFIX = ".partial-"
 CHECKPOINT_NAME = re.compile(r"step-\d{8,}")
 # These change how a run is kept, not what comes out of it.
-FREE_SETTINGS = ("checkpoint_every", "keep_checkpoints", "label_cache_gb")
+FREE_SETTINGS = ("checkpoint_every", "keep_checkpoints", "label_cache_gb", "label_folder")
 
 
 @dataclass

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -160,6 +161,11 @@ class LabelCache:
     def close(self) -> None:
         """Give the file back; the cache must not be asked any more."""
         os.close(self._file)
+
+    def remove(self) -> None:
+        """Close the cache and drop what it kept."""
+        self.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _claim(self, identity: str) -> None:
         path = self._folder / IDENTITY

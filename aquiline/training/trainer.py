@@ -141,13 +141,13 @@ class Trainer:
         names = trained_names(self.config, settings.freeze_head)
         self.network = DraftNetwork(self.config, start, frozen, names)
         self._teacher = Teacher(target.head_rows(frozen, data.target_ids), data.target_ids, target.config.vocab_size)
-        self._labels = self._label_source(output)
         self._optimiser = DraftOptimiser(self.network.parameters, settings)
         self.checkpoints = CheckpointFolder(output, self._identity(), settings.keep_checkpoints)
         self._progress = Progress()
         self._watch = DivergenceWatch()
         self._rate = 0.0
         self._resume(self.checkpoints.read_newest())
+        self._labels = self._label_source(output)
 
     @property
     def progress(self) -> Progress:
@@ -186,6 +186,7 @@ class Trainer:
             else:
                 self._progress.epoch += 1
                 self._progress.step_in_epoch = 0
+        self._end()
         newest = self.checkpoints.newest
         assert newest is not None, "a stage ends with a checkpoint"
         return newest
@@ -204,7 +205,7 @@ class Trainer:
             "data_digest": self._index.digest,
             "max_length": self.settings.max_length,
         }
-        folder = output / LABELS
+        folder = Path(self.settings.label_folder or output / LABELS)
         return LabelCache(folder, labeller, self._index, shape, identity, max_bytes, self._processes.rank)
 
     def _tokens_of(self, stage: StageSettings) -> int:
@@ -290,6 +291,12 @@ class Trainer:
         newest = self.checkpoints.newest
         assert newest is not None
         return newest
+
+    def _end(self) -> None:
+        """Drop the labels that only this run needed."""
+        self._processes.wait()
+        if isinstance(self._labels, LabelCache) and self.settings.label_folder is None and self._processes.is_first:
+            self._labels.remove()
 
     def export(self, folder: Path) -> None:
         """Write the draft as it stands, ready to be loaded."""

@@ -11,7 +11,7 @@ from aquiline.errors import InvalidParameterError
 from aquiline.training.label_cache import RECORDS, LabelCache, LabelShape
 from aquiline.training.labels import TargetLabeller, TargetLabels
 from aquiline.training.packing import ExampleIndex, Pack, make_pack
-from aquiline.training.trainer import LABELS, Trainer
+from aquiline.training.trainer import LABELS, TrainerCallbacks
 from tests.training.test_resume import assert_same_run
 from tests.training.toy_run import AUX_LAYER_IDS, toy_examples, toy_settings, toy_target, toy_trainer
 
@@ -108,7 +108,21 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
 def test_a_run_with_a_cache_ends_with_the_weights_of_one_without(kind: str, tmp_path: Path) -> None:
-    plain = toy_trainer(tmp_path / "plain", toy_settings(kind)).run()
-    cached: Trainer = toy_trainer(tmp_path / "cached", toy_settings(kind, label_cache_gb=1.0))
-    assert_same_run(cached.run(), plain)
-    assert (tmp_path / "cached" / LABELS / RECORDS).stat().st_size > 0
+    plain = toy_trainer(tmp_path / "plain", toy_settings(kind, label_cache_gb=0.0)).run()
+    cached = toy_trainer(tmp_path / "cached", toy_settings(kind))
+    seen: list[bool] = []
+    folder = tmp_path / "cached" / LABELS
+    assert_same_run(cached.run(TrainerCallbacks(on_step=lambda _: seen.append(folder.exists()))), plain)
+    assert all(seen)
+    assert not folder.exists(), "what only this run needed is gone"
+
+
+def test_a_named_folder_stays_for_the_next_run(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    settings = toy_settings(label_folder=str(folder))
+    first = toy_trainer(tmp_path / "one", settings).run()
+    written = (folder / RECORDS).stat().st_mtime_ns
+    assert_same_run(toy_trainer(tmp_path / "two", settings).run(), first)
+    assert (folder / RECORDS).stat().st_mtime_ns == written
+    with pytest.raises(InvalidParameterError, match="labels of another target, other layers or other data"):
+        toy_trainer(tmp_path / "three", settings, toy_examples(seed=1))

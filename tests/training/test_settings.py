@@ -51,6 +51,8 @@ WRONG_RUNS: list[tuple[dict[str, Any], str]] = [
     ({"weight_decay": -0.1}, "weight_decay is -0.1"),
     ({"max_gradient_norm": 0}, "max_gradient_norm is 0; it must be a number above 0"),
     ({"label_cache_gb": float("inf")}, "label_cache_gb is inf"),
+    ({"label_folder": ""}, "label_folder is ''; it must be the name of a folder, or None"),
+    ({"label_folder": "labels", "label_cache_gb": 0}, "label_folder is set and label_cache_gb is 0"),
     ({"freeze_head": "no"}, "freeze_head is 'no'; it must be true or false"),
 ]
 
