@@ -12,6 +12,7 @@ A store is a folder of shards, each a safetensors file that was written as a who
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from aquiline.errors import TrainingDataError
 from aquiline.training.atomic_file import write_atomically
 
+TRAINING_FOLDER = "train"
 SHARD_SUFFIX = ".safetensors"
 FORMAT = "aquiline-examples-1"
 MAX_CATEGORIES = 256
@@ -65,6 +67,13 @@ class TrainingExample:
     def num_answer_tokens(self) -> int:
         return sum(self.is_answer)
 
+    @property
+    def answers(self) -> list[tuple[int, ...]]:
+        """The token ids of each answer."""
+        flagged = zip(self.is_answer, self.token_ids, strict=True)
+        groups = itertools.groupby(flagged, key=lambda pair: pair[0])
+        return [tuple(token_id for _, token_id in group) for is_answer, group in groups if is_answer]
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -81,7 +90,8 @@ class ExampleStore(Sequence[TrainingExample]):
     """The examples of a folder, in the order of its shards; token ids are read when an example is looked up.
 
     Args:
-        folder: of the shards; a folder without any is an empty store.
+        folder: of the shards, or of a whole dataset, of which it then is the part to train on; a folder without shards
+            is an empty store.
 
     Raises:
         TrainingDataError: the folder is missing, or a shard is damaged or of another format.
@@ -90,8 +100,8 @@ class ExampleStore(Sequence[TrainingExample]):
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise TrainingDataError(f"there is no folder {folder}; name one that train-data has written")
-        self.folder = folder
-        self.shards = tuple(read_shard(path) for path in shard_paths(folder))
+        self.folder = folder / TRAINING_FOLDER if (folder / TRAINING_FOLDER).is_dir() else folder
+        self.shards = tuple(read_shard(path) for path in shard_paths(self.folder))
         self._first = np.cumsum([0, *(len(shard.categories) for shard in self.shards)])
 
     def __len__(self) -> int:
@@ -193,6 +203,10 @@ def read_shard(path: Path) -> Shard:
                 categories=tuple(names[index] for index in file.get_tensor("categories")),
                 fingerprints=tuple(int(value) for value in file.get_tensor("fingerprints")),
             )
+    except FileNotFoundError as error:
+        raise TrainingDataError(
+            f"{path} is missing; remove the shards behind it, and they are written again"
+        ) from error
     except (safetensors.SafetensorError, OSError, KeyError, ValueError, IndexError) as error:
         raise TrainingDataError(f"{path} is damaged ({error}); remove it, and the data is written again") from error
 

@@ -17,13 +17,13 @@ from aquiline.training.self_written.generation import TokenCallback, Written, wr
 from aquiline.training.self_written.loops import is_repetitive
 from aquiline.training.self_written.settings import ANSWER_TEMPERATURES, SelfWrittenSettings
 from aquiline.training.self_written.turns import UserTurn
-from aquiline.training.self_written.user_turns import user_turn_prompt
+from aquiline.training.self_written.user_turns import UserTurnPrompt, user_turn_prompt
 
 Message = Mapping[str, str]
 MAX_SEED_BITS = 62
 # Short answers ("Yes.") may come again; longer ones that do are phrases that fit every question.
 MIN_REPEATABLE_TOKENS = 16
-# What is left of a looping answer must be worth keeping.
+# What is left of a looping answer, or has room behind a long prompt, must be worth keeping.
 MIN_CUT_TOKENS = 24
 
 
@@ -97,7 +97,7 @@ class DialogueWriter:
         for turn, text in zip(turns, texts, strict=True):
             if text is not None and self._is_new(text):
                 asked.append(Asked(turn, (_user(text),), text_fingerprint(text)))
-        return [dialogue for dialogue in self._answer(asked, rng) if dialogue is not None]
+        return [dialogue for dialogue in self.answer(asked, rng) if dialogue is not None]
 
     def follow_up(self, dialogues: Sequence[Dialogue], turns: Sequence[UserTurn], rng: random.Random) -> list[Dialogue]:
         """Go on with each dialogue by one more turn; where that does not work it stays as it is."""
@@ -114,7 +114,7 @@ class DialogueWriter:
             )
             for index in going
         ]
-        for index, dialogue in zip(going, self._answer(asked, rng), strict=True):
+        for index, dialogue in zip(going, self.answer(asked, rng), strict=True):
             result[index] = dialogue or result[index]
         return result
 
@@ -122,8 +122,13 @@ class DialogueWriter:
         self, turns: Sequence[UserTurn], earlier: Sequence[Sequence[Message]], rng: random.Random
     ) -> list[str | None]:
         """The text of each turn; None for one that the target did not bring to an end."""
-        open_turns = [index for index, turn in enumerate(turns) if not turn.is_complete]
-        prompts = [user_turn_prompt(self.llm.tokenizer, turns[index].text, earlier[index]) for index in open_turns]
+        prompt_of: dict[int, UserTurnPrompt] = {}
+        for index, turn in enumerate(turns):
+            if not turn.is_complete:
+                prompt = user_turn_prompt(self.llm.tokenizer, turn.text, earlier[index])
+                if self._fits(prompt.token_ids, "user turns"):
+                    prompt_of[index] = prompt
+        prompts = list(prompt_of.values())
         params = [
             SamplingParams(
                 temperature=self.settings.user_temperature,
@@ -136,7 +141,7 @@ class DialogueWriter:
         ]
         written = write_all(self.llm, [prompt.token_ids for prompt in prompts], params, self.on_tokens)
         texts: list[str | None] = [turn.text if turn.is_complete else None for turn in turns]
-        for index, continuation in zip(open_turns, written, strict=True):
+        for index, continuation in zip(prompt_of, written, strict=True):
             texts[index] = self._checked_turn(turns[index].text, continuation)
         return texts
 
@@ -166,9 +171,13 @@ class DialogueWriter:
         self.seen.num_dropped["excluded questions"] += is_excluded
         return is_excluded
 
-    def _answer(self, asked: Sequence[Asked], rng: random.Random) -> list[Dialogue | None]:
+    def answer(self, asked: Sequence[Asked], rng: random.Random) -> list[Dialogue | None]:
         """A dialogue for each question; None for an answer that is dropped."""
-        prompts = [self.llm.tokenizer.apply_chat_template(each.messages) for each in asked]
+        prompt_of: dict[int, list[int]] = {}
+        for index, each in enumerate(asked):
+            prompt = self.llm.tokenizer.apply_chat_template(each.messages)
+            if self._fits(prompt, "questions"):
+                prompt_of[index] = prompt
         temperatures, weights = zip(*ANSWER_TEMPERATURES, strict=True)
         params = [
             SamplingParams(
@@ -176,10 +185,19 @@ class DialogueWriter:
                 max_tokens=self.settings.max_answer_tokens,
                 seed=rng.getrandbits(MAX_SEED_BITS),
             )
-            for temperature in rng.choices(temperatures, weights, k=len(asked))
+            for temperature in rng.choices(temperatures, weights, k=len(prompt_of))
         ]
-        written = write_all(self.llm, prompts, params, self.on_tokens)
-        return [self._dialogue(each, answer) for each, answer in zip(asked, written, strict=True)]
+        written = write_all(self.llm, list(prompt_of.values()), params, self.on_tokens)
+        result: list[Dialogue | None] = [None] * len(asked)
+        for index, answer in zip(prompt_of, written, strict=True):
+            result[index] = self._dialogue(asked[index], answer)
+        return result
+
+    def _fits(self, prompt: Sequence[int], kind: str) -> bool:
+        """Whether something of use can be written behind a prompt before the context ends."""
+        fits = len(prompt) + MIN_CUT_TOKENS <= self.llm.engine.sizes.max_model_len
+        self.seen.num_dropped[f"{kind} that are too long"] += not fits
+        return fits
 
     def _dialogue(self, asked: Asked, answer: Written) -> Dialogue | None:
         if not answer.text.strip():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
 from aquiline.errors import InvalidParameterError
-from aquiline.request import MAX_SEED
+from aquiline.request import MAX_COUNT, MAX_SEED
 
 # Share of the answer tokens that each kind of conversation gets. Texts written under `writing` and `other languages`
 # are the material of the tasks about a text.
@@ -54,9 +54,9 @@ class SelfWrittenSettings:
     def __post_init__(self) -> None:
         for name, highest in (
             ("seed", MAX_SEED),
-            ("num_turns_per_round", 1_000_000),
-            ("max_answer_tokens", 1_000_000),
-            ("max_user_tokens", 1_000_000),
+            ("num_turns_per_round", MAX_COUNT),
+            ("max_answer_tokens", MAX_COUNT),
+            ("max_user_tokens", MAX_COUNT),
         ):
             value, lowest = getattr(self, name), 0 if name == "seed" else 1
             if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:

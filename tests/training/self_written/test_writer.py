@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aquiline.config import EngineConfig, SchedulerConfig
 from aquiline.errors import InvalidParameterError, TrainingDataError
 from aquiline.llm import LLM
 from aquiline.request import SamplingParams
 from aquiline.training.examples import ExampleStore, shard_paths
 from aquiline.training.exclusion import ExcludedPrompts
+from aquiline.training.self_written.phrase_book import phrase_book
 from aquiline.training.self_written.settings import SHARES, SelfWrittenSettings
-from aquiline.training.self_written.writer import SelfWriter, WritingProgress, answer_runs
-from tests.checkpoints import write_target
-from tests.tiny import tiny_llama_config
-from tests.tiny_tokenizers import train_byte_level
+from aquiline.training.self_written.writer import SelfWriter, WritingProgress
+from tests.training.self_written.tiny_chat import open_chat_model
 
 SETTINGS = SelfWrittenSettings(
     seed=3, num_turns_per_round=20, max_answer_tokens=30, max_user_tokens=20, held_out_share=0.2, follow_up_share=0.5
 )
 NOTHING = ExcludedPrompts()
+TARGET: dict[str, object] = {"target": "tiny"}
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    vocab_size = train_byte_level().get_vocab_size()
-    config = replace(tiny_llama_config(), vocab_size=vocab_size, max_position=4096)
-    folder = write_target(tmp_path_factory.mktemp("target"), config)
-    settings = json.loads((folder / "config.json").read_text())
-    # A random model ends its answers as often as one with sense when many tokens end them.
-    (folder / "config.json").write_text(json.dumps(settings | {"eos_token_id": [2, *range(60, 90)]}))
-    return LLM(
-        str(folder),
-        draft=None,
-        config=EngineConfig(dtype="float32", scheduler=SchedulerConfig(max_num_seqs=16)),
-    )
+    return open_chat_model(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
 def written(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three rounds."""
     folder = tmp_path_factory.mktemp("data")
-    writer = SelfWriter(llm, folder, SETTINGS, NOTHING, "tiny")
+    writer = SelfWriter(llm, folder, SETTINGS, NOTHING, TARGET)
     while len(shard_paths(folder / "train")) < 3:
         writer.write(writer.num_answer_tokens + 1)
     return folder
@@ -70,12 +58,12 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
             raise KeyboardInterrupt
 
     for _ in range(1 if killed_after == 1 else 4):
-        writer = SelfWriter(llm, tmp_path, SETTINGS, NOTHING, "tiny")
+        writer = SelfWriter(llm, tmp_path, SETTINGS, NOTHING, TARGET)
         try:
             writer.write(goal, kill)
         except KeyboardInterrupt:
             continue
-    SelfWriter(llm, tmp_path, SETTINGS, NOTHING, "tiny").write(goal)
+    SelfWriter(llm, tmp_path, SETTINGS, NOTHING, TARGET).write(goal)
     assert all_bytes(tmp_path) == all_bytes(written)
 
 
@@ -85,7 +73,7 @@ def test_answers_are_what_the_target_writes_to_their_prompts(llm: LLM, written: 
     prompts, params, answers = [], [], []
     for example in examples:
         assert example.category in SHARES
-        answers.append(answer_runs(example)[-1])
+        answers.append(example.answers[-1])
         prompts.append(list(example.token_ids[: -len(answers[-1])]))
         params.append(SamplingParams(temperature=0.0, max_tokens=len(answers[-1])))
     outputs = llm.generate(prompts, params)
@@ -98,11 +86,9 @@ def test_nothing_is_asked_twice_and_some_go_on(written: Path) -> None:
     for store in (training, evaluation):
         assert len(store.fingerprints) == len(store) > 0
     assert not training.fingerprints & evaluation.fingerprints
-    num_answers = Counter(len(answer_runs(example)) for example in training)
+    num_answers = Counter(len(example.answers) for example in training)
     assert set(num_answers) == {1, 2}
-    long_answers = [
-        answer for store in (training, evaluation) for example in store for answer in answer_runs(example)[-1:]
-    ]
+    long_answers = [answer for store in (training, evaluation) for example in store for answer in example.answers[-1:]]
     long_answers = [answer for answer in long_answers if len(answer) >= 16]
     assert len(set(long_answers)) == len(long_answers)
 
@@ -110,30 +96,50 @@ def test_nothing_is_asked_twice_and_some_go_on(written: Path) -> None:
 def test_excluded_prompts_are_never_asked(llm: LLM, tmp_path: Path) -> None:
     excluded = ExcludedPrompts(["Write an encyclopedia entry", "Write a short history", "review of a book about"])
     settings = replace(SETTINGS, shares={"writing": 1.0})
-    progress = SelfWriter(llm, tmp_path, settings, excluded, "tiny").write(1)
+    progress = SelfWriter(llm, tmp_path, settings, excluded, TARGET).write(1)
     assert progress.num_dropped["excluded questions"] > 0
     for name in ("train", "evaluation"):
         for example in ExampleStore(tmp_path / name):
             assert not excluded.overlap(llm.tokenizer.decode(example.token_ids))
 
 
+def test_a_target_that_says_nothing_new_is_not_asked_for_ever(llm: LLM, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, shares={"writing": 1.0}, num_turns_per_round=3)
+    everything = ExcludedPrompts(phrase_book("chat")["documents"] + phrase_book("chat")["creative"])
+    with pytest.raises(TrainingDataError, match="a round brought no conversation"):
+        SelfWriter(llm, tmp_path, settings, everything, TARGET).write(10**6)
+
+
+def test_a_short_context_makes_no_difference_but_in_what_fits(tmp_path: Path) -> None:
+    small = open_chat_model(tmp_path / "target", max_position=150)
+    progress = SelfWriter(small, tmp_path / "data", SETTINGS, NOTHING, TARGET).write(200)
+    assert progress.num_answer_tokens >= 200
+    assert sum(count for reason, count in progress.num_dropped.items() if "too long" in reason) > 0
+    assert max(ExampleStore(tmp_path / "data").lengths) <= 150
+
+
 def test_enough_is_enough(llm: LLM, written: Path) -> None:
     before = all_bytes(written)
-    progress = SelfWriter(llm, written, SETTINGS, NOTHING, "tiny").write(1)
+    progress = SelfWriter(llm, written, SETTINGS, NOTHING, TARGET).write(1)
     assert progress.num_new_tokens == 0 and all_bytes(written) == before
 
 
 @pytest.mark.parametrize(
     ("settings", "excluded", "target", "message"),
     [
-        (replace(SETTINGS, seed=4), NOTHING, "tiny", "seed 3, and now it is 4"),
-        (SETTINGS, ExcludedPrompts(["a b c d"]), "tiny", "excluded ''"),
-        (SETTINGS, NOTHING, "other", "target 'tiny', and now it is 'other'"),
+        (replace(SETTINGS, seed=4), NOTHING, TARGET, "seed 3, and now it is 4"),
+        (SETTINGS, ExcludedPrompts(["a b c d"]), TARGET, "excluded ''"),
+        (SETTINGS, NOTHING, {"target": "other"}, "target 'tiny', and now it is 'other'"),
     ],
     ids=["seed", "excluded", "target"],
 )
 def test_other_settings_do_not_mix(
-    llm: LLM, written: Path, settings: SelfWrittenSettings, excluded: ExcludedPrompts, target: str, message: str
+    llm: LLM,
+    written: Path,
+    settings: SelfWrittenSettings,
+    excluded: ExcludedPrompts,
+    target: dict[str, object],
+    message: str,
 ) -> None:
     with pytest.raises(TrainingDataError, match=message):
         SelfWriter(llm, written, settings, excluded, target)
@@ -142,7 +148,7 @@ def test_other_settings_do_not_mix(
 def test_a_spoilt_note_of_the_settings_is_named(llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(TrainingDataError, match=r"settings\.json cannot be read"):
-        SelfWriter(llm, tmp_path, SETTINGS, NOTHING, "tiny")
+        SelfWriter(llm, tmp_path, SETTINGS, NOTHING, TARGET)
 
 
 @pytest.mark.parametrize(
