@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 
 from aquiline.cli import main
 from aquiline.cli.app import build_parser
-from aquiline.cli.train_data import check_arguments
+from aquiline.cli.parser import record_defaults
+from aquiline.cli.train_data import OWN_OPTIONS, check_arguments
+from aquiline.training.data_settings import DataSettings
 from aquiline.training.evaluation_prompts import held_out_prompts
 from aquiline.training.examples import ExampleStore
+from tests.source_tree import ROOT
 from tests.training.self_written.tiny_chat import write_chat_model
 
 SMALL = ["--num-tokens", "150", "--turns-per-round", "8", "--max-answer-tokens", "16", "--dtype", "float32"]
@@ -202,3 +206,20 @@ def test_large_batches_are_the_default() -> None:
     )
     assert typed.engine.cache.num_blocks == 9 and typed.engine.cache.kv_cache_gb is None
     assert typed.engine.scheduler.max_num_seqs == 3
+
+
+def test_options_are_documented() -> None:
+    section = (ROOT / "docs" / "training-data.md").read_text().split("\n## Options\n")[1]
+    listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| `?(.*?)`? \|", section, re.MULTILINE))
+    engine = {"--batch-size": "64", "--kv-cache-gb": "2.0"}
+    defaults = record_defaults((DataSettings,))
+    own = {option.flag: defaults[option.field] for option in OWN_OPTIONS}
+    spelt = {flag: _spelt(default) for flag, default in own.items()} | {"--data": "self"}
+    others = {"--target": "smollm2-135m", "--output": "required", "--json": "off", "--threads": "none"}
+    assert listed == spelt | engine | others
+
+
+def _spelt(default: object) -> str:
+    if isinstance(default, bool):
+        return "off"
+    return "none" if default in (None, ()) else str(default)

@@ -38,7 +38,12 @@ def plan_counts(settings: SelfWrittenSettings, tokens_per_dialogue: Mapping[str,
     """
     weights = {name: share / tokens_per_dialogue[name] for name, share in settings.shares.items()}
     total = sum(weights.values())
-    return {name: round(settings.num_turns_per_round * weight / total) for name, weight in weights.items()}
+    exact = {name: settings.num_turns_per_round * weight / total for name, weight in weights.items()}
+    counts = {name: int(number) for name, number in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: counts[name] - exact[name])
+    for name in by_remainder[: settings.num_turns_per_round - sum(counts.values())]:
+        counts[name] += 1
+    return counts
 
 
 def write_round(

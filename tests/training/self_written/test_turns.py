@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aquiline.tokenizer import Tokenizer
 from aquiline.training.self_written import phrase_book as books
@@ -68,6 +70,12 @@ def test_counts_make_up_for_short_answers() -> None:
     tokens = {name: counts[name] * lengths[name] for name in SHARES}
     for name, share in SHARES.items():
         assert tokens[name] / sum(tokens.values()) == pytest.approx(share, rel=0.05)
+
+
+@given(num_turns=st.integers(1, 200), lengths=st.lists(st.floats(1, 500), min_size=len(SHARES), max_size=len(SHARES)))
+def test_a_round_has_as_many_turns_as_asked_for(num_turns: int, lengths: list[float]) -> None:
+    counts = plan_counts(SelfWrittenSettings(num_turns_per_round=num_turns), dict(zip(SHARES, lengths, strict=True)))
+    assert sum(counts.values()) == num_turns and min(counts.values()) >= 0
 
 
 @pytest.mark.parametrize(
