@@ -80,7 +80,9 @@ def test_shown_commands_parse(command: str) -> None:
 
 @pytest.mark.model
 @pytest.mark.skipif(not IS_ON_DISK, reason=PULL_IT)
-@pytest.mark.parametrize("command", sorted(set(commands("aquiline ")) - set(commands("aquiline serve"))))
+@pytest.mark.parametrize(
+    "command", sorted(set(commands("aquiline ")) - set(commands("aquiline serve")) - set(commands("aquiline train ")))
+)
 def test_shown_commands_run(command: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shorter = command
     for pattern, replacement in SHORTER.items():

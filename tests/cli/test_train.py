@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,8 +18,13 @@ from safetensors.torch import load_file
 
 from aquiline.cli import main
 from aquiline.cli.app import build_parser
-from aquiline.cli.train import check_arguments
+from aquiline.cli.parser import record_defaults
+from aquiline.cli.train import CommandDefaults, check_arguments
+from aquiline.cli.train_options import ALL_OPTIONS
+from aquiline.config import EngineConfig
 from aquiline.request import SamplingParams
+from aquiline.training.evaluation_settings import EvaluationSettings
+from aquiline.training.settings import DraftSettings, TrainingSettings
 from tests.source_tree import ROOT
 from tests.training.toy_data import MAX_TOKENS, QUESTIONS, write_toy_data
 from tests.training.toy_models import open_toy, write_toys
@@ -217,3 +224,41 @@ def test_options_typed_win_over_the_file(tmp_path: Path) -> None:
         (4, 1e-3, 2, "lk"),
     ]
     assert run.evaluation.max_tokens == 32 and not run.has_plot and run.engine.quantization == "int8"
+
+
+def documented() -> str:
+    return (ROOT / "docs" / "training.md").read_text()
+
+
+def shown_commands() -> list[str]:
+    texts = documented() + (ROOT / "README.md").read_text()
+    blocks = re.findall(r"^```bash\n(.*?)^```$", texts, re.DOTALL | re.MULTILINE)
+    return sorted({line for block in blocks for line in block.splitlines() if line.startswith("aquiline train ")})
+
+
+@pytest.mark.parametrize("command", shown_commands())
+def test_shown_commands_run(
+    command: str, toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As they stand, but for the model, and with a recipe and prompts that take seconds."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").symlink_to(toys / "data")
+    (yaml_file,) = re.findall(r"^```yaml\n(.*?)^```$", documented(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "run.yaml").write_text(yaml_file.replace("smollm2-135m", str(toys / "target")))
+    argv = shlex.split(command.replace("smollm2-135m", str(toys / "target")))[1:]
+    own = {"--target", "--data", "--output", "--stage", *argv}
+    small = arguments(toys, tmp_path)[1:]
+    added = [part for pair in zip(small[::2], small[1::2], strict=True) if pair[0] not in own for part in pair]
+    assert main([*argv, *added, "--stage", "epochs=2"]) == 0
+    assert "the head is in run/head" in capsys.readouterr().out
+
+
+def test_every_option_is_documented_with_its_default() -> None:
+    defaults = record_defaults((CommandDefaults, DraftSettings, TrainingSettings, EvaluationSettings, EngineConfig))
+    expected = {"--config": "none", "--json": "off", "--stage": "see above"}
+    for option in ALL_OPTIONS:
+        default = "off" if option.parse is None else defaults[option.field]
+        expected.setdefault(option.flag, "none" if default is None else str(default))
+    listed = re.findall(r"^\| `(--[a-z0-9-]+)` \| (.*?) \|", documented(), re.MULTILINE)
+    assert {flag: default.strip("`") for flag, default in listed} == expected
+    assert len(listed) == len(expected)
