@@ -8,9 +8,13 @@ from concurrent.futures import Future
 from threading import Lock
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from aquiline.errors import InvalidParameterError
+from aquiline.engine.regex_automaton import regex_rules
+from aquiline.engine.regex_parser import parse_regex
+from aquiline.engine.schema_reader import pattern_name, read_schema
+from aquiline.errors import InternalError, InvalidParameterError
 from aquiline.guided import GuidedParams
 
 if TYPE_CHECKING:
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 VocabularyFactory = Callable[[], Sequence[bytes]]
 
 MAX_WHITESPACE = 64
+ANY_OBJECT = '{"type": "object"}'
 
 
 def mask_words(vocab_size: int) -> int:
@@ -27,24 +32,38 @@ def mask_words(vocab_size: int) -> int:
 
 
 class Matcher:
-    """How far an output has come in its grammar; end-of-sequence ids are legal where it is complete, nowhere else."""
+    """How far an output has come in its grammar; end-of-sequence ids are legal where it is complete, nowhere else.
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+    One exception: where the grammar asks for a character that no tokens can write, nothing but the end is legal.
+    """
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, eos_token_ids: frozenset[int]) -> None:
         import xgrammar
 
         self._matcher = xgrammar.GrammarMatcher(compiled)
+        self._eos_token_ids = eos_token_ids
+        self._num_words = mask_words(compiled.tokenizer_info.vocab_size)
+        self._ended_stuck = False
 
     @property
     def is_terminated(self) -> bool:
         """Whether an end-of-sequence id was accepted; there is no mask then, and nothing more is accepted."""
-        return self._matcher.is_terminated()
+        return self._ended_stuck or self._matcher.is_terminated()
 
     def accept(self, token_id: int) -> bool:
         """Go on by one token; False, and nothing changes, where the grammar does not allow it."""
-        return not self.is_terminated and self._matcher.accept_token(token_id)
+        if self.is_terminated:
+            return False
+        if self._matcher.accept_token(token_id):
+            return True
+        self._ended_stuck = token_id in self._eos_token_ids and self._is_stuck()
+        return self._ended_stuck
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens."""
+        if num_tokens and self._ended_stuck:
+            self._ended_stuck = False
+            num_tokens -= 1
         self._matcher.rollback(num_tokens)
 
     def fill(self, bits: Tensor, row: int) -> None:
@@ -54,13 +73,23 @@ class Matcher:
             bits: [num_masks, mask_words(vocab_size)] int32 on the CPU, laid out as in `TokenMasks`.
         """
         self._matcher.fill_next_token_bitmask(bits, row)
+        if not bool(bits[row].any()):
+            for token_id in self._eos_token_ids:
+                # As a signed number, bit 31 is the lowest.
+                bits[row, token_id // 32] |= 1 << token_id % 32 if token_id % 32 < 31 else -(2**31)
+
+    def _is_stuck(self) -> bool:
+        bits = torch.zeros(1, self._num_words, dtype=torch.int32)
+        self._matcher.fill_next_token_bitmask(bits, 0)
+        return not bool(bits.any())
 
 
 class CompiledGrammar:
     """A grammar compiled for a vocabulary; requests share it."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, eos_token_ids: frozenset[int]) -> None:
         self._compiled = compiled
+        self._eos_token_ids = eos_token_ids
 
     @property
     def num_bytes(self) -> int:
@@ -69,7 +98,7 @@ class CompiledGrammar:
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an output."""
-        return Matcher(self._compiled)
+        return Matcher(self._compiled, self._eos_token_ids)
 
 
 class GrammarCompiler:
@@ -113,11 +142,12 @@ class GrammarCompiler:
         if not self._eos_token_ids:
             raise InvalidParameterError("the model has no end-of-sequence id, so a guided output could not end")
         try:
-            compiled = compile_guided(self._prepared(), guided)
+            text = grammar_text(guided)
+            compiled = self._prepared().compile_grammar(text)
         except RuntimeError as error:
             reason = str(error).splitlines()[0].partition(": ")[2] or str(error)
             raise InvalidParameterError(f"the {guided.kind} of guided is not understood: {reason}") from error
-        return CompiledGrammar(compiled)
+        return CompiledGrammar(compiled, self._eos_token_ids)
 
     def _prepared(self) -> xgrammar.GrammarCompiler:
         import xgrammar
@@ -135,22 +165,41 @@ class GrammarCompiler:
             return self._compiler
 
 
-def compile_guided(compiler: xgrammar.GrammarCompiler, guided: GuidedParams) -> xgrammar.CompiledGrammar:
-    """Compile one guide.
+def grammar_text(guided: GuidedParams) -> str:
+    """A guide as EBNF.
 
     Raises:
+        InvalidParameterError: it asks for what no grammar can follow, with the place.
         RuntimeError: xgrammar does not understand it.
     """
-    if guided.kind == "regex":
-        return compiler.compile_regex(guided.source)
-    if guided.kind == "grammar":
-        return compiler.compile_grammar(guided.source)
+    if guided.grammar is not None:
+        return guided.grammar
+    if guided.regex is not None:
+        regex = parse_regex(guided.regex, "the regex")
+        return "\n".join(("root ::= text0", *regex_rules(regex.whole(), "regex", "text")))
     if guided.choice is not None:
-        return compiler.compile_grammar("root ::= " + " | ".join(map(_literal, guided.choice)))
-    schema = guided.source if guided.kind == "json_schema" else json.dumps({"type": "object"})
+        return "root ::= " + " | ".join(map(_literal, guided.choice))
+    return _json_grammar(guided)
+
+
+def _json_grammar(guided: GuidedParams) -> str:
+    import xgrammar
+
+    read = read_schema(ANY_OBJECT if guided.json_object else guided.source)
+    schema = json.dumps(read.schema, ensure_ascii=False)
     if guided.whitespace == "any":
-        return compiler.compile_json_schema(schema, any_whitespace=True, max_whitespace_cnt=MAX_WHITESPACE)
-    return compiler.compile_json_schema(schema, any_whitespace=False)
+        converted = xgrammar.Grammar.from_json_schema(schema, any_whitespace=True, max_whitespace_cnt=MAX_WHITESPACE)
+    else:
+        converted = xgrammar.Grammar.from_json_schema(schema, any_whitespace=False)
+    text = str(converted)
+    rules = []
+    for number, regex in enumerate(read.texts):
+        rules += regex_rules(regex, "JSON schema's pattern", f"text_{number}_")
+        stands_for = f'Regex("{pattern_name(number)}", json_string=true)'
+        if stands_for not in text:
+            raise InternalError(f"xgrammar's conversion of a JSON schema has no rule {stands_for}; its version is new")
+        text = text.replace(stands_for, f"text_{number}_0")
+    return "\n".join((text, *rules))
 
 
 def _literal(text: str) -> str:

@@ -15,11 +15,9 @@ from aquiline.token_bytes import IncrementalDecoder
 from tests.engine.workloads import Job
 from tests.tiny import TinySettings, tiny_draft, tiny_eagle_config, tiny_llama_config, tiny_target
 
-# Single characters for everything that a tiny grammar asks for, and pieces that cut across its parts.
+# Every printable ASCII character, pieces that cut across the parts of JSON, and bytes of a character.
 PIECES = (
-    *'{}[]":,. -+\\_',
-    *"0123456789",
-    *"abcdefghijklmnopqrstuvwxyzTZE",
+    *map(chr, range(0x20, 0x7F)),
     *('{"', '": ', '", "', '"]', '"}', "}}", "], ", "true", "false", "null", "12", "ab", "na", "me", "é", "日"),
     *("\xc3", "\xa9"),
 )
