@@ -25,7 +25,7 @@ class StepView:
         self._decode = decode
 
     def show(self, trace: TreeTrace) -> None:
-        """Print the tree of `trace`: `✓` marks the accepted path, `★` the bonus token."""
+        """Print the tree of `trace`: `✓` marks the accepted path, `★` the bonus token, `≡` what was looked up."""
         draw(self._console, self.draw(trace))
         committed = self._decode(trace.committed_token_ids).translate(VISIBLE_WHITESPACE)
         draw(self._console, Text(f"committed: {committed}\n"), is_wrapped=False)
@@ -47,9 +47,11 @@ class StepView:
         )
         tree = Tree(Text(title, style="bold"), guide_style="dim")
         branches = [tree.add(self._label(trace.tokens[0], "root", "bold"))]
+        looked_up = set(trace.lookup_nodes)
         for node in range(1, len(trace.tokens)):
             mark = marks.get(node, "")
-            label = self._label(trace.tokens[node], mark, "bold green" if mark else "dim")
+            source = "≡ " if node in looked_up else ""
+            label = self._label(trace.tokens[node], f"{source}{mark}", "bold green" if mark else "dim")
             branches.append(branches[trace.parents[node]].add(label))
         last_node = trace.accepted_nodes[-1] if trace.accepted_nodes else 0
         is_bonus_committed = num_committed > len(trace.accepted_nodes)

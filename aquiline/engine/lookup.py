@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from aquiline.engine.host_tree import NO_NODES, HostTree
 from aquiline.engine.lookup_rates import RequestRates, SharedRates
 from aquiline.engine.output_history import HistoryReader, OutputHistory
+from aquiline.engine.row_worth import RowWorth
 from aquiline.engine.suffix_automaton import Match
 from aquiline.engine.suffix_guesses import Guess, GuessSource
 from aquiline.request import Request
@@ -25,12 +26,10 @@ class LookupLimits:
     Attributes:
         max_draft_tokens: most nodes.
         max_depth: most levels.
-        least_survival: no node that is less likely to be accepted.
     """
 
     max_draft_tokens: int
     max_depth: int
-    least_survival: float
 
 
 class _Reader:
@@ -59,19 +58,19 @@ class _Reader:
             half.catch_up(token_ids)
         self.num_read = len(token_ids)
 
-    def starts(self) -> Iterator[tuple[GuessSource, RequestRates, Match]]:
-        """Where guesses behind the last token begin."""
-        yield self._own, self._own_rates, self._own.automaton.own_match()
+    def starts(self) -> Iterator[tuple[GuessSource, list[float], Match]]:
+        """Where guesses behind the last token begin, and the rates of each source."""
+        yield self._own, self._own_rates.rates, self._own.automaton.own_match()
         for half in self._halves:
-            yield half.source, self._history_rates, half.match
+            yield half.source, self._history_rates.rates, half.match
 
 
 def _learn(source: GuessSource, match: Match, rates: RequestRates, token_id: int) -> None:
-    for index, guess in enumerate(source.guesses(match)):
-        is_right = guess.token_id == token_id
-        rates.observe(guess.cell, is_right)
-        if index == 0:
-            source.confirm(guess.match, is_right)
+    guesses = source.guesses(match)
+    for guess in guesses:
+        rates.observe(guess.cell, guess.token_id == token_id)
+    if guesses:
+        source.confirm(guesses[0], guesses[0].token_id == token_id)
 
 
 class Lookup:
@@ -94,15 +93,15 @@ class Lookup:
         """Requests of which something is kept."""
         return len(self._readers)
 
-    def propose(self, request: Request, limits: LookupLimits) -> HostTree:
-        """Nodes below the request's last token, the most likely first."""
+    def propose(self, request: Request, limits: LookupLimits, worth: RowWorth) -> HostTree:
+        """Nodes below the request's last token, the most likely first, as long as they are worth a row of the step."""
         reader = self._readers.get(request.request_id)
         if reader is None:
             reader = self._readers[request.request_id] = _Reader(self._rates, self._history_rates, self._history)
         reader.read(request.token_ids, request.num_prompt_tokens)
         if limits.max_draft_tokens < 1 or limits.max_depth < 1:
             return NO_NODES
-        return _Growth(limits).grown(reader)
+        return _Growth(limits, worth).grown(reader)
 
     def forget(self, request: Request) -> None:
         """A request has ended: what it wrote may serve others, if there is a history, and its own index goes."""
@@ -114,41 +113,44 @@ class Lookup:
 class _Growth:
     """One tree while it grows, the most likely node first."""
 
-    def __init__(self, limits: LookupLimits) -> None:
+    def __init__(self, limits: LookupLimits, worth: RowWorth) -> None:
         self._limits = limits
+        self._worth = worth
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._survivals: list[float] = []
-        self._number: dict[tuple[int, int], int] = {}
         # (-survival, number of the guess, parent, depth, guess, source, rates); no two guesses have one number.
-        self._waiting: list[tuple[float, int, int, int, Guess, GuessSource, RequestRates]] = []
+        self._waiting: list[tuple[float, int, int, int, Guess, GuessSource, list[float]]] = []
         self._num_guesses = 0
 
     def grown(self, reader: _Reader) -> HostTree:
         """The tree behind the last token that was read."""
-        limits = self._limits
+        max_draft_tokens, max_depth = self._limits.max_draft_tokens, self._limits.max_depth
+        tokens, worth, waiting = self._tokens, self._worth, self._waiting
+        number: dict[tuple[int, int], int] = {}
         for source, rates, match in reader.starts():
             self._wait(source, rates, match, 1.0, 0, 1)
-        while self._waiting:
-            negative_survival, _, parent, depth, guess, source, rates = heapq.heappop(self._waiting)
-            node = self._number.get((parent, guess.token_id))
+        while waiting:
+            negative_survival, _, parent, depth, guess, source, rates = heapq.heappop(waiting)
+            node = number.get((parent, guess.token_id))
             if node is None:
-                if len(self._tokens) == limits.max_draft_tokens:
+                if len(tokens) == max_draft_tokens or -negative_survival < worth.least_survival:
                     break
-                self._tokens.append(guess.token_id)
+                worth.take(-negative_survival)
+                tokens.append(guess.token_id)
                 self._parents.append(parent)
                 self._survivals.append(-negative_survival)
-                node = self._number[parent, guess.token_id] = len(self._tokens)
-            if depth < limits.max_depth:
-                match = source.automaton.extended(guess.match, guess.token_id)
+                node = number[parent, guess.token_id] = len(tokens)
+            if depth < max_depth:
+                match = Match(guess.next_state, guess.next_length)
                 self._wait(source, rates, match, -negative_survival, node, depth + 1)
-        return HostTree(tuple(self._tokens), tuple(self._parents), tuple(self._survivals)) if self._tokens else NO_NODES
+        return HostTree(tuple(tokens), tuple(self._parents), tuple(self._survivals)) if tokens else NO_NODES
 
     def _wait(
-        self, source: GuessSource, rates: RequestRates, match: Match, survival: float, parent: int, depth: int
+        self, source: GuessSource, rates: list[float], match: Match, survival: float, parent: int, depth: int
     ) -> None:
         for guess in source.guesses(match):
-            likely = survival * rates.rate(guess.cell)
-            if likely >= self._limits.least_survival:
+            likely = survival * rates[guess.cell]
+            if likely >= self._worth.least_survival:
                 self._num_guesses += 1
                 heapq.heappush(self._waiting, (-likely, self._num_guesses, parent, depth, guess, source, rates))

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from aquiline.config import SpeculativeConfig
 from aquiline.engine.host_tree import HostTree
 from aquiline.engine.lookup import Lookup, LookupLimits
+from aquiline.engine.row_worth import RowCosts, RowWorth, StepTime, generic_step_time
 from aquiline.request import Request
 
-# What a further row of a verify adds to a step with one row: on native kernels and two cores 5 to 15 %.
-SHARE_OF_ROW = 0.08
 # A draft model that adds to so likely a child of the root costs more than it brings.
 SURVIVAL_THAT_SUFFICES = 0.5
-
-RowPrice = Callable[[int], float]
-"""From the number of decoding requests to the committed tokens that a further row must bring."""
-
-
-def generic_row_price(num_decode_requests: int) -> float:
-    """Tokens that the step would commit in the time of one more row, when a row adds `SHARE_OF_ROW`.
-
-    Worked example, 8 requests that commit a token each in a step of 1 + 7 * 0.08 = 1.56: a row of 0.08 takes the time
-    in which 8 / 1.56 * 0.08 = 0.41 tokens are committed, so a node has to survive in at least 41 of 100 cases.
-    """
-    num_requests = max(1, num_decode_requests)
-    return num_requests * SHARE_OF_ROW / (1.0 + (num_requests - 1) * SHARE_OF_ROW)
 
 
 class LookupPolicy:
@@ -33,13 +19,13 @@ class LookupPolicy:
 
     Args:
         has_draft: a draft model grows trees too.
-        price: of a row of the target.
+        step_time: what rows of the target cost.
     """
 
-    def __init__(self, config: SpeculativeConfig, has_draft: bool, price: RowPrice = generic_row_price) -> None:
+    def __init__(self, config: SpeculativeConfig, has_draft: bool, step_time: StepTime = generic_step_time) -> None:
         self._lookup = Lookup(config.lookup_history) if config.looks_up(has_draft) else None
         self._pays_only = config.lookup == "auto"
-        self._price = price
+        self._costs = RowCosts(step_time)
         self.max_draft_tokens = 0
         self._max_depth = 0
         if self._lookup is not None:
@@ -62,12 +48,12 @@ class LookupPolicy:
         """
         if self._lookup is None or not requests:
             return {}
-        least = self._price(len(requests)) if self._pays_only else 0.0
+        worth = RowWorth(len(requests), self._costs, always_pays=not self._pays_only)
         share = min(self.max_draft_tokens, num_rows // len(requests))
         trees = {}
         for request_id, request in requests.items():
-            limits = LookupLimits(share, min(self._max_depth, depths[request_id]), least)
-            tree = self._lookup.propose(request, limits)
+            limits = LookupLimits(share, min(self._max_depth, depths[request_id]))
+            tree = self._lookup.propose(request, limits, worth)
             if tree.num_draft_tokens:
                 trees[request_id] = tree
         return trees

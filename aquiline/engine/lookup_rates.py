@@ -8,7 +8,8 @@ from enum import IntEnum
 # Upper ends of the classes of match lengths; longer matches make the last class.
 LENGTH_CLASSES = (1, 2, 3, 4, 6, 9, 14, 24)
 NUM_LENGTHS = len(LENGTH_CLASSES) + 1
-_CLASS_OF = tuple(bisect_left(LENGTH_CLASSES, length) for length in range(LENGTH_CLASSES[-1] + 2))
+_NUM_LISTED = LENGTH_CLASSES[-1] + 1
+_CLASS_OF = tuple(bisect_left(LENGTH_CLASSES, length) for length in range(_NUM_LISTED))
 
 # Trials that the generic rates count for, and the shared ones count for within a request.
 WEIGHT_OF_GENERIC = 8.0
@@ -36,20 +37,19 @@ class Kind(IntEnum):
 
 # Rates by kind and class of length, as a small chat model has them over mixed prompts.
 _GENERIC_RATES = (
-    (0.20, 0.40, 0.50, 0.60, 0.68, 0.76, 0.84, 0.90, 0.94),
-    (0.40, 0.62, 0.72, 0.78, 0.84, 0.88, 0.92, 0.95, 0.97),
-    (0.15, 0.28, 0.36, 0.42, 0.48, 0.55, 0.62, 0.68, 0.72),
-    (0.30, 0.45, 0.54, 0.60, 0.66, 0.72, 0.78, 0.84, 0.88),
-    (0.07, 0.14, 0.18, 0.20, 0.20, 0.20, 0.18, 0.16, 0.14),
-    (0.06, 0.05, 0.05, 0.05, 0.04, 0.04, 0.03, 0.02, 0.02),
+    (0.28, 0.45, 0.56, 0.62, 0.76, 0.82, 0.90, 0.95, 0.97),
+    (0.36, 0.72, 0.74, 0.78, 0.84, 0.88, 0.92, 0.95, 0.97),
+    (0.10, 0.20, 0.28, 0.40, 0.46, 0.52, 0.60, 0.66, 0.70),
+    (0.34, 0.52, 0.54, 0.60, 0.66, 0.72, 0.78, 0.84, 0.88),
+    (0.09, 0.08, 0.13, 0.22, 0.22, 0.20, 0.18, 0.16, 0.14),
+    (0.06, 0.11, 0.10, 0.03, 0.03, 0.02, 0.01, 0.01, 0.01),
 )
 NUM_CELLS = len(Kind) * NUM_LENGTHS
 
 
-def cell_of(kind: Kind, match_length: int) -> int:
-    """Number of the class that a guess falls into; `match_length` is at least 1."""
-    length_class = _CLASS_OF[match_length] if match_length < len(_CLASS_OF) else NUM_LENGTHS - 1
-    return kind * NUM_LENGTHS + length_class
+def length_class(match_length: int) -> int:
+    """Which of the NUM_LENGTHS classes a match of at least one token falls into; the cell is that and its kind's."""
+    return _CLASS_OF[match_length] if match_length < _NUM_LISTED else NUM_LENGTHS - 1
 
 
 class SharedRates:
@@ -79,17 +79,17 @@ class RequestRates:
 
     Worked example with a shared weight of 6: a class that is right in half of all guesses, and was right in 3 of 3 of
     this request, has the rate (3 + 6 * 0.5) / (3 + 6) = 2 / 3.
+
+    Attributes:
+        rates: how likely a guess of each class is to come true. What other requests learn shows in the classes that
+            this one observes, and in all of them when it is made.
     """
 
     def __init__(self, shared: SharedRates) -> None:
         self._shared = shared
         self._trials = [0.0] * NUM_CELLS
         self._hits = [0.0] * NUM_CELLS
-
-    def rate(self, cell: int) -> float:
-        """How likely a guess of a class is to come true."""
-        shared = self._shared.rate(cell)
-        return (self._hits[cell] + WEIGHT_OF_SHARED * shared) / (self._trials[cell] + WEIGHT_OF_SHARED)
+        self.rates = [shared.rate(cell) for cell in range(NUM_CELLS)]
 
     def observe(self, cell: int, came_true: bool) -> None:
         """Learn from one guess, for this request and for all."""
@@ -97,3 +97,5 @@ class RequestRates:
         self._trials[cell] += 1.0
         if came_true:
             self._hits[cell] += 1.0
+        shared = WEIGHT_OF_SHARED * self._shared.rate(cell)
+        self.rates[cell] = (self._hits[cell] + shared) / (self._trials[cell] + WEIGHT_OF_SHARED)

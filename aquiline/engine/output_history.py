@@ -56,8 +56,10 @@ class HistoryReader:
         self.match = self.source.automaton.read(self.match, token_id)
 
     def catch_up(self, token_ids: Sequence[int]) -> None:
-        """Find the text's place anew, if the half is another one by now."""
-        if self.source is not self._half():
+        """Settle the place in the half, or find it anew, if that is another one by now."""
+        if self.source is self._half():
+            self.match = self.source.automaton.settled(self.match)
+        else:
             self.source, self.match = self._half(), NO_MATCH
             for token_id in token_ids[-TOKENS_READ_AGAIN:]:
                 self.follow(token_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -34,8 +33,8 @@ class SuffixAutomaton:
     Worked example, the text a b c a b:
 
         longest repeated suffix    a b          `own_match`, length 2
-        its continuations          c            `continuations`
-        after c                    a b c        `extended`, whose continuation is a
+        its continuations          c            `continuations`, with the state of a b c
+        behind that                a
     """
 
     def __init__(self) -> None:
@@ -93,26 +92,19 @@ class SuffixAutomaton:
 
     def own_match(self) -> Match:
         """The longest suffix of the text that also ends somewhere before its end."""
-        link = max(self._links[self._whole], 0)
-        return Match(link, self._lengths[link])
+        return self.shortened(Match(self._whole, 0))
 
-    def continuations(self, match: Match) -> Iterator[int]:
-        """Tokens that followed the part somewhere in the text, the one that was added last first.
+    def continuations(self, match: Match) -> dict[int, int]:
+        """Tokens that followed the part somewhere in the text, and the state of the part with each of them behind it.
 
-        A token counts as added to the longest part that it had already followed, and to all longer ones.
+        The token that was added last comes last. A token counts as added to the longest part that it had already
+        followed, and to all longer ones. The caller must not change the answer.
         """
-        return reversed(self._transitions[self._settled(match)])
-
-    def num_continuations(self, match: Match) -> int:
-        return len(self._transitions[self._settled(match)])
-
-    def extended(self, match: Match, token_id: int) -> Match:
-        """The part with one of its continuations behind it."""
-        return Match(self._transitions[self._settled(match)][token_id], match.length + 1)
+        return self._transitions[match.state]
 
     def shortened(self, match: Match) -> Match:
         """The longest suffix of the part that ends at more places; the empty part is its own."""
-        link = max(self._links[self._settled(match)], 0)
+        link = self._links[match.state] if match.state else 0
         return Match(link, self._lengths[link])
 
     def read(self, match: Match, token_id: int) -> Match:
@@ -121,7 +113,7 @@ class SuffixAutomaton:
         Args:
             match: that of the other text without its new token.
         """
-        state, length = self._settled(match), match.length
+        state, length = self.settled(match)
         while token_id not in self._transitions[state]:
             if not state:
                 return NO_MATCH
@@ -129,9 +121,12 @@ class SuffixAutomaton:
             length = self._lengths[state]
         return Match(self._transitions[state][token_id], length + 1)
 
-    def _settled(self, match: Match) -> int:
-        """The state of a part whose state may have been split since it was found."""
-        state = match.state
-        while state and self._lengths[self._links[state]] >= match.length:
+    def settled(self, match: Match) -> Match:
+        """The match of the same part after the text may have grown.
+
+        All other methods want a match that was found, or settled, since the last token was added.
+        """
+        state, length = match
+        while state and self._lengths[self._links[state]] >= length:
             state = self._links[state]
-        return state
+        return Match(state, length)

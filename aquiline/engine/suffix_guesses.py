@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from aquiline.engine.lookup_rates import Kind, cell_of
+from aquiline.engine.lookup_rates import NUM_LENGTHS, Kind, length_class
 from aquiline.engine.suffix_automaton import Match, SuffixAutomaton
+
+_FIRST_KINDS = ((Kind.NEWEST, Kind.NEWEST_AGAIN), (Kind.ONLY, Kind.ONLY_AGAIN))
 
 
 class Guess(NamedTuple):
@@ -14,12 +15,15 @@ class Guess(NamedTuple):
 
     Attributes:
         cell: class of the guess, see `lookup_rates`.
-        match: the part that the token followed.
+        state: of the part of the text that the token followed.
+        next_state, next_length: of that part with the token behind it.
     """
 
     token_id: int
     cell: int
-    match: Match
+    state: int
+    next_state: int
+    next_length: int
 
 
 class GuessSource:
@@ -33,40 +37,44 @@ class GuessSource:
         # States from which the last guess was right.
         self._confirmed: set[int] = set()
 
-    def guesses(self, match: Match) -> Iterator[Guess]:
+    def guesses(self, match: Match) -> list[Guess]:
         """At most two guesses from a match, the better one first; none from an empty one.
 
         At the end of the text nothing follows the part: then its longest suffix speaks that something did follow. So a
         text that repeats itself is continued beyond its end, as often as it takes.
         """
         automaton = self.automaton
-        count = automaton.num_continuations(match)
-        while not count and match.length:
+        followers = automaton.continuations(match)
+        while not followers and match.state:
             match = automaton.shortened(match)
-            count = automaton.num_continuations(match)
-        if not match.length:
-            return
-        tokens = automaton.continuations(match)
+            followers = automaton.continuations(match)
+        state, length = match
+        if not state:
+            return []
+        found: list[Guess] = []
+        tokens = reversed(followers)
         first = next(tokens)
-        kinds = (Kind.ONLY, Kind.ONLY_AGAIN) if count == 1 else (Kind.NEWEST, Kind.NEWEST_AGAIN)
+        is_only = len(followers) == 1
+        own_class = length_class(length)
         if first >= 0:
-            yield Guess(first, cell_of(kinds[match.state in self._confirmed], match.length), match)
-        if count > 1:
-            second = next(tokens)
-            if second >= 0:
-                yield Guess(second, cell_of(Kind.OLDER, match.length), match)
-            return
-        shorter = automaton.shortened(match)
-        if shorter.length:
-            for token_id in automaton.continuations(shorter):
-                if token_id != first:
-                    if token_id >= 0:
-                        yield Guess(token_id, cell_of(Kind.SHORTER, match.length), shorter)
-                    return
+            kind = _FIRST_KINDS[is_only][state in self._confirmed]
+            found.append(Guess(first, kind * NUM_LENGTHS + own_class, state, followers[first], length + 1))
+        if not is_only:
+            second, kind = next(tokens), Kind.OLDER
+        else:
+            state, length = automaton.shortened(match)
+            if not state:
+                return found
+            followers = automaton.continuations(Match(state, length))
+            second = next((token_id for token_id in reversed(followers) if token_id != first), -1)
+            kind = Kind.SHORTER
+        if second >= 0:
+            found.append(Guess(second, kind * NUM_LENGTHS + own_class, state, followers[second], length + 1))
+        return found
 
-    def confirm(self, match: Match, is_right: bool) -> None:
+    def confirm(self, guess: Guess, is_right: bool) -> None:
         """Remember whether the first guess from a match came true."""
         if is_right:
-            self._confirmed.add(match.state)
+            self._confirmed.add(guess.state)
         else:
-            self._confirmed.discard(match.state)
+            self._confirmed.discard(guess.state)

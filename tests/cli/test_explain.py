@@ -62,6 +62,11 @@ def test_a_plain_step_shows_only_root_and_drawn_token() -> None:
     ]
 
 
+def test_looked_up_nodes_are_marked_whether_accepted_or_not() -> None:
+    lines = drawn(dataclasses.replace(TRACE, lookup_nodes=(3, 4)))
+    assert lines[3:6] == ["    │   └── c  ≡", "    └── b  ✓", "        └── d  ≡ ✓"]
+
+
 def test_whitespace_is_visible_and_markup_is_not_interpreted() -> None:
     spaced = dataclasses.replace(TRACE, tokens=tuple(map(ord, " \n\t[d")))
     text = "\n".join(drawn(spaced))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aquiline.engine.suffix_automaton import NO_MATCH, SuffixAutomaton
+from aquiline.engine.suffix_automaton import NO_MATCH, Match, SuffixAutomaton
 
 TEXTS = st.integers(1, 4).flatmap(lambda size: st.lists(st.integers(0, size), max_size=40))
 
@@ -70,7 +70,7 @@ def test_a_match_stays_true_while_the_text_grows(text: list[int], events: list[t
             match = automaton.read(match, token_id)
             other.append(token_id)
         part = other[len(other) - match.length :]
-        assert set(automaton.continuations(match)) == following(grown, part)
+        assert set(automaton.continuations(automaton.settled(match))) == following(grown, part)
 
 
 @given(TEXTS, st.data())
@@ -79,9 +79,9 @@ def test_a_continuation_leads_to_what_follows_both(text: list[int], data: st.Dat
     automaton = built(text)
     match = automaton.own_match()
     part = text[len(text) - match.length :]
-    while tokens := list(automaton.continuations(match)):
-        token_id = data.draw(st.sampled_from(tokens))
-        match = automaton.extended(match, token_id)
+    while followers := automaton.continuations(match):
+        token_id = data.draw(st.sampled_from(list(followers)))
+        match = Match(followers[token_id], match.length + 1)
         part = [*part, token_id]
         assert match.length == len(part)
         assert set(automaton.continuations(match)) == following(text, part)
@@ -100,14 +100,14 @@ def test_every_shorter_match_is_a_suffix_that_more_follows(text: list[int]) -> N
         match = shorter
 
 
-def test_what_followed_last_comes_first() -> None:
+def test_what_followed_last_comes_last() -> None:
     automaton = built([1, 2, 3, 1, 2, 4, 1, 2])
-    assert list(automaton.continuations(automaton.own_match())) == [4, 3]
+    assert list(automaton.continuations(automaton.own_match())) == [3, 4]
     for token_id in (3, 1, 2):
         automaton.append(token_id)
     match = automaton.shortened(automaton.own_match())
     assert match.length == 2
-    assert list(automaton.continuations(match)) == [3, 4]
+    assert list(automaton.continuations(match)) == [4, 3]
 
 
 def test_any_text_keeps_at_most_two_states_and_three_transitions_per_token() -> None:
