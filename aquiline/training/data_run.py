@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from aquiline.config import SpeculativeConfig
 from aquiline.llm import LLM
 from aquiline.model_store import resolve_model
 from aquiline.models.load_progress import LoadCallback
 from aquiline.models.loading import open_target
+from aquiline.speculation import parse_speculation
 from aquiline.tokenizer import Tokenizer
 from aquiline.training.combining import combine
 from aquiline.training.data_settings import DataSettings
@@ -166,10 +168,12 @@ class DataRun:
 
     def _open_llm(self) -> LLM:
         settings = self._settings
+        # Large batches leave nothing to gain from speculation, and the texts would be the same.
+        plain = SpeculativeConfig(parse_speculation("off"))
         llm = LLM(
             settings.target,
             draft=None,
-            config=settings.engine,
+            config=replace(settings.engine, speculative=plain),
             num_threads=settings.num_threads,
             on_load_progress=self._on_load,
         )
