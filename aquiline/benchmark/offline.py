@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aquiline.benchmark.peak_memory import peak_memory_bytes
-from aquiline.config import SpeculativeConfig
 from aquiline.llm import LLM, Conversation
 from aquiline.request import RequestOutput, SamplingParams
 from aquiline.speculation import SpeculationMode
@@ -54,9 +53,11 @@ def measure_offline(
 def _measure(
     llm: LLM, conversations: Sequence[Conversation], params: SamplingParams, combination: Combination
 ) -> dict[str, Any]:
+    speculative = llm.config.speculative
+    lookup = "off" if combination.mode.is_off else speculative.lookup
     config = replace(
         llm.config,
-        speculative=SpeculativeConfig(combination.mode, llm.config.speculative.acceptance),
+        speculative=replace(speculative, mode=combination.mode, lookup=lookup),
         scheduler=replace(llm.config.scheduler, max_num_seqs=combination.batch_size),
     )
     llm.reconfigured(config).chat(list(conversations[:1]), replace(params, max_tokens=8, min_tokens=0))

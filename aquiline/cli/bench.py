@@ -69,9 +69,9 @@ def check_arguments(args: argparse.Namespace) -> AcceptanceSettings:
     """
     config = engine_config(args)
     has_no_draft = args.draft == "none" or (args.draft == "auto" and args.model not in KNOWN_MODELS)
-    if config.speculative.mode.is_off or has_no_draft:
+    if config.speculative.mode.is_off or (has_no_draft and not config.speculative.looks_up(has_draft=False)):
         raise InvalidParameterError(
-            "without speculation nothing is accepted; give --speculate a tree and --draft a draft"
+            "without speculation nothing is accepted; give --speculate a tree, and --draft a draft or --lookup auto"
         )
     params = sampling_params(args)
     if params.logprobs is not None or params.prompt_logprobs is not None:

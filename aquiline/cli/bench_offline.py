@@ -75,8 +75,11 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
         UserError: a value outside its range, or prompts that cannot be read.
     """
     modes = tuple(parse_speculation(text) for text in BETWEEN_MODES.split(args.speculate))
-    if args.draft == "none" and any(mode.shape is not None for mode in modes):
-        raise InvalidParameterError("--draft none grows no tree; keep a draft, or measure only --speculate off")
+    config = engine_config(args)
+    if args.draft == "none" and config.speculative.lookup == "off" and any(mode.shape is not None for mode in modes):
+        raise InvalidParameterError(
+            "--draft none and --lookup off grow no tree; keep one of them, or measure only --speculate off"
+        )
     batch_sizes = tuple(batch_size_of(text) for text in args.batch_sizes.split(","))
     swept = (("--batch-sizes", args.batch_sizes, batch_sizes), ("--speculate", args.speculate, modes))
     for flag, text, values in swept:
@@ -85,7 +88,7 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
     return OfflineSettings(
         model=args.model,
         draft=args.draft,
-        config=engine_config(args),
+        config=config,
         num_threads=check_threads(args.threads),
         prompts=read_prompts([], args.prompts, is_raw=False),
         params=sampling_params(args),

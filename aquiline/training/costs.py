@@ -165,7 +165,7 @@ class _StepTimer:
                 max_model_len=2 * len(prompt_token_ids),
                 max_num_batched_tokens=2 * len(prompt_token_ids),
             ),
-            speculative=SpeculativeConfig(mode),
+            speculative=SpeculativeConfig(mode, lookup="off"),
         )
         self._engine = llm.reconfigured(config).engine
         self._prompt = prompt_token_ids

@@ -238,7 +238,7 @@ class HeadEvaluator:
     def _serve(self, llm: LLM, shape: StaticTree) -> AcceptanceTally:
         mode = SpeculationMode(spell_shape(shape), shape)
         counts = AcceptanceTally()
-        served = llm.reconfigured(replace(llm.config, speculative=SpeculativeConfig(mode)))
+        served = llm.reconfigured(replace(llm.config, speculative=SpeculativeConfig(mode, lookup="off")))
         num_finished = 0
 
         def count(_: int, output: Any) -> None:

@@ -60,8 +60,8 @@ def test_json_has_figures_and_provenance(
     ("options", "message"),
     [
         pytest.param(["--speculate", "off"], "without speculation", id="off"),
-        pytest.param(["--draft", "none"], "without speculation", id="no-draft"),
-        pytest.param(["--model", "some/folder"], "without speculation", id="model-without-draft"),
+        pytest.param(["--draft", "none", "--lookup", "off"], "without speculation", id="no-draft"),
+        pytest.param(["--model", "some/folder", "--lookup", "off"], "without speculation", id="model-without-draft"),
         pytest.param(["--logprobs", "2"], "this measurement reports no log-prob", id="logprobs"),
         pytest.param(["--prompt-logprobs", "0"], "this measurement reports no log-prob", id="prompt-logprobs"),
     ],
