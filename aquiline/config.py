@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, get_args
 
 from aquiline.errors import InvalidParameterError
-from aquiline.speculation import MAX_DRAFT_TOKENS, DynamicTree, SpeculationMode
+from aquiline.speculation import MAX_DRAFT_TOKENS, DynamicTree, SpeculationMode, TreeShape
 
 Dtype = Literal["float32", "bfloat16"]
 AcceptanceRule = Literal["keyed", "multi_round"]
@@ -85,6 +88,61 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class Objective:
+    """What `--speculate auto` aims at.
+
+    Attributes:
+        text: `throughput`: most committed tokens per second of the machine; `latency`: least step time per committed
+            token, averaged over the requests; `slo:50`: most throughput with that time at 50 ms or less.
+    """
+
+    text: str = "throughput"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or not re.fullmatch(
+            r"throughput|latency|slo:[0-9]{1,6}(\.[0-9]+)?", self.text
+        ):
+            raise InvalidParameterError(
+                f"objective is {self.text!r}; it must be throughput, latency, or slo: with milliseconds, as in slo:50"
+            )
+        if self.limit_seconds == 0.0:
+            raise InvalidParameterError(f"objective is {self.text!r}; give more than 0 milliseconds")
+
+    @cached_property
+    def limit_seconds(self) -> float | None:
+        """Of `slo:`; None for the others."""
+        return float(self.text.removeprefix("slo:")) / 1000.0 if self.text.startswith("slo:") else None
+
+    def score(self, tokens_per_second: float, seconds_per_token: float) -> float:
+        """How good a step would be; larger is better, and what breaks an `slo:` is below 0."""
+        if self.text == "latency":
+            return 1.0 / seconds_per_token
+        if self.limit_seconds is not None and seconds_per_token > self.limit_seconds:
+            return -seconds_per_token
+        return tokens_per_second
+
+
+@dataclass(frozen=True)
+class SpeculateTable:
+    """Shapes by load, as `--speculate-table` reads them.
+
+    Attributes:
+        entries: (most decoding requests, mode) in ascending order; beyond the last no tree grows.
+    """
+
+    entries: tuple[tuple[int, SpeculationMode], ...]
+
+    def __post_init__(self) -> None:
+        loads = [load for load, _ in self.entries]
+        if not loads or loads[0] < 1 or any(low >= high for low, high in itertools.pairwise(loads)):
+            raise InvalidParameterError(
+                f"the table is for {loads} requests; it needs ascending numbers, the first at least 1"
+            )
+        if any(mode.is_auto for _, mode in self.entries):
+            raise InvalidParameterError("the table holds auto; give off or a shape for every number of requests")
+
+
+@dataclass(frozen=True)
 class SpeculativeConfig:
     """How the engine speculates.
 
@@ -98,6 +156,8 @@ class SpeculativeConfig:
             `off` never. With `multi_round` there is none: looked-up tokens are not drawn from any distribution.
         lookup_tokens: most looked-up draft tokens of one request in one step, and the longest run of them.
         lookup_history: most tokens of ended outputs that are looked up as well; 0 keeps every request to its own text.
+        objective: what `auto` aims at.
+        table: shapes by the number of decoding requests, in place of what `auto` would choose.
     """
 
     mode: SpeculationMode = field(default_factory=lambda: SpeculationMode("auto"))
@@ -106,6 +166,8 @@ class SpeculativeConfig:
     lookup: LookupMode = "auto"
     lookup_tokens: int = 16
     lookup_history: int = 0
+    objective: Objective = field(default_factory=Objective)
+    table: SpeculateTable | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, SpeculationMode):
@@ -115,7 +177,18 @@ class SpeculativeConfig:
         if self.draft_check not in get_args(DraftCheck):
             raise InvalidParameterError(f"draft_check is {self.draft_check!r}; it must be off, warn or refuse")
         self._check_lookup()
-        if self.acceptance == "multi_round" and isinstance(self.mode.shape, DynamicTree):
+        if not isinstance(self.objective, Objective):
+            raise InvalidParameterError(
+                f"objective is {self.objective!r}; use Objective, for example Objective('latency')"
+            )
+        if self.table is not None:
+            if not isinstance(self.table, SpeculateTable):
+                raise InvalidParameterError(f"table is {self.table!r}; it must be a SpeculateTable, or None")
+            if not self.mode.is_auto:
+                raise InvalidParameterError(
+                    f"--speculate is {self.mode.text!r} and a table of shapes is given; give only one of them"
+                )
+        if self.acceptance == "multi_round" and any(isinstance(shape, DynamicTree) for shape in self.shapes):
             raise InvalidParameterError(
                 "acceptance multi_round needs a shape that is fixed before drawing; use chain:, tree: or paths:"
             )
@@ -137,6 +210,12 @@ class SpeculativeConfig:
         if self.mode.is_off or self.lookup == "off" or self.acceptance == "multi_round":
             return False
         return self.lookup == "on" or self.mode.is_auto or not has_draft
+
+    @property
+    def shapes(self) -> tuple[TreeShape, ...]:
+        """Every shape that is named."""
+        modes = [self.mode] if self.table is None else [mode for _, mode in self.table.entries]
+        return tuple(mode.shape for mode in modes if mode.shape is not None)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What `--speculate` accepts: the shapes of draft trees, as integers.
 
-Nodes are numbered root first, then level by level; a child's number is always larger than its parent's, so that every
-prefix of the numbering is itself a tree.
+Nodes are numbered root first, each behind its parent and its elder sibling, so that every prefix of the numbering is
+itself a tree. What is typed is numbered level by level; the planner numbers the most promising node first, so that a
+prefix is the best tree of its size.
 
 Worked example, `tree:2x1` (two children of the root, one child of each):
 
@@ -49,9 +50,17 @@ class StaticTree:
     def num_draft_tokens(self) -> int:
         return len(self.parents) - 1
 
-    @property
+    @cached_property
     def depth(self) -> int:
-        return self.depths[-1]
+        return max(self.depths)
+
+    @cached_property
+    def num_children(self) -> tuple[int, ...]:
+        """Of every node."""
+        counts = [0] * len(self.parents)
+        for parent in self.parents[1:]:
+            counts[parent] += 1
+        return tuple(counts)
 
     @cached_property
     def levels(self) -> tuple[tuple[int, ...], ...]:
@@ -60,11 +69,26 @@ class StaticTree:
             tuple(node for node, depth in enumerate(self.depths) if depth == level) for level in range(self.depth + 1)
         )
 
+    @cached_property
+    def _prefixes(self) -> dict[int, StaticTree]:
+        return {}
+
     def truncated(self, max_draft_tokens: int) -> StaticTree:
         """The first `max_draft_tokens` nodes below the root; itself when it is no larger."""
         if max_draft_tokens >= self.num_draft_tokens:
             return self
-        return StaticTree(self.parents[: max_draft_tokens + 1], self.ranks[: max_draft_tokens + 1])
+        prefix = self._prefixes.get(max_draft_tokens)
+        if prefix is None:
+            prefix = StaticTree(self.parents[: max_draft_tokens + 1], self.ranks[: max_draft_tokens + 1])
+            self._prefixes[max_draft_tokens] = prefix
+        return prefix
+
+    def num_within(self, max_depth: int) -> int:
+        """How many nodes below the root come before the first that lies deeper than `max_depth`."""
+        for node, depth in enumerate(self.depths):
+            if depth > max_depth:
+                return node - 1
+        return self.num_draft_tokens
 
 
 @dataclass(frozen=True)

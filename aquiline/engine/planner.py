@@ -1,42 +1,369 @@
-"""How much to speculate in a step."""
+"""How much to speculate in a step.
+
+    rate(tree) = committed tokens expected in a step / time of that step
+
+Every step compares plain decoding with some dozen shapes (`tree_families`) by what they are expected to commit
+(`acceptance`) and to cost (`cost_model`). All requests of a step share one shape; each holds its first nodes, as many
+as its own acceptance justifies.
+"""
 
 from __future__ import annotations
 
-from aquiline.config import SpeculativeConfig
-from aquiline.speculation import NO_TREE, TreeShape, chain
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-# Most decoding requests of a step, and the shape they grow.
-_AUTO_SHAPES: tuple[tuple[int, TreeShape], ...] = ((2, chain(1)),)
+from aquiline.config import Objective
+from aquiline.engine.acceptance import SKILLS, USUAL_SKILL, AcceptanceEstimator, AcceptancePrior
+from aquiline.engine.cost_model import StepCosts
+from aquiline.engine.draft_debt import DebtPolicy, num_pending
+from aquiline.engine.plan import StepLoad, StepPlan, StepReport
+from aquiline.engine.tree_families import Candidate, TreeBounds, TreeFamily, candidates_of, grow_families, level_widths
+from aquiline.request import Request
+from aquiline.speculation import NO_TREE, StaticTree, TreeShape
+
+# A better choice must be better by this much before it replaces the current one; more to begin or end speculating.
+MARGIN = 0.01
+SWITCH_MARGIN = 0.02
+# A switch to trees must earn back what the draft has to catch up with within so many steps.
+PAYBACK_STEPS = 50
+# Share of the time that may go to trees grown only to learn.
+PROBE_SHARE = 0.005
+PROBE_SIZE = 4
+MOST_PROBE_SLOWDOWN = 1.1
+# Rates are read anew after so many accepted paths, and shapes grown anew when a rate has moved by more than this.
+FIRST_REFRESH = 4
+LONGEST_REFRESH = 64
+RATE_CHANGE = 0.08
+# What a draft must have shown before it may be found useless, and how often a request is followed all the same.
+TRIALS_TO_JUDGE = 24
+ALONE_CONTEXT = 256
+PROBED_REQUESTS = 8
+MOST_KNOWN_LOADS = 64
+PLAIN = Candidate(NO_TREE, (0,) * len(SKILLS), (1.0,) * len(SKILLS), ())
 
 
-class Planner:
-    """Chooses the tree of every step; measured costs and learnt acceptance will replace the table behind this call.
+@dataclass(frozen=True)
+class PlannerSettings:
+    """How an AutoPlanner decides."""
 
-    `off` never grows a tree and a fixed shape is used as it is. `auto` looks up the number of decoding requests: a
-    chain of 1 for one or two, none for more. That holds where it was measured: the quickstart model with 4-bit weights
-    and its head, on native kernels and two CPU cores, where a further row of a verify costs 5 to 15 % of a step,
-    depending on what else the machine does. Larger trees win for weights that take longer to read, such as bfloat16.
+    bounds: TreeBounds
+    objective: Objective = field(default_factory=Objective)
+    prior: AcceptancePrior = field(default_factory=AcceptancePrior)
+    debt: DebtPolicy = field(default_factory=DebtPolicy)
+
+
+class FixedPlanner:
+    """The same shape in every step, or one for each number of decoding requests; nothing is learnt.
+
+    Args:
+        table: (most decoding requests, shape) in ascending order; beyond the last entry no tree grows.
     """
 
-    def __init__(self, config: SpeculativeConfig) -> None:
-        self._mode = config.mode
+    def __init__(self, table: Sequence[tuple[int | None, TreeShape]], bounds: TreeBounds) -> None:
+        self._table = tuple(table)
+        self.bounds = bounds
 
-    @property
-    def shapes(self) -> tuple[TreeShape, ...]:
-        """Every shape that `choose` may return."""
-        if self._mode.is_auto:
-            return (*(shape for _, shape in _AUTO_SHAPES), NO_TREE)
-        return (self._mode.shape or NO_TREE,)
+    def plan(self, load: StepLoad) -> StepPlan:
+        """See `StepPlanner`."""
+        for most, shape in self._table:
+            if most is None or load.num_roots <= most:
+                return StepPlan(shape)
+        return StepPlan()
 
-    def choose(self, num_decode_requests: int) -> TreeShape:
-        """The shape that the decoding requests of the next step would like to grow; NO_TREE for plain decoding.
+    def wants_draft(self, request: Request) -> bool:
+        """See `StepPlanner`."""
+        return True
 
-        The scheduler calls this once per step. 0 requests is a fair question: the step may still admit one that decodes
-        at once.
+    def observe(self, report: StepReport) -> None:
+        """See `StepPlanner`."""
+
+    def forget(self, request_id: str) -> None:
+        """See `StepPlanner`."""
+
+
+@dataclass(slots=True)
+class _Situation:
+    """What all candidates of one step have in common.
+
+    Attributes:
+        skills: (skill, how many growing requests have it).
+        prefill_seconds: of a forward over the waiting prefill alone.
+        entry_seconds: what the draft has to catch up with before trees can grow, per step of the payback time.
+        seconds: what is known of step times at this load, by candidate and number of nodes.
+    """
+
+    load: StepLoad
+    skills: list[tuple[int, int]]
+    prefill_seconds: float
+    entry_seconds: float
+    seconds: dict[tuple[int, int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What one candidate would do in a step.
+
+    Attributes:
+        expected: committed tokens of all requests.
+        wait: step time per committed token, averaged over the decoding requests.
+        score: larger is better, under the objective.
+    """
+
+    candidate: Candidate
+    num_draft_tokens: int
+    expected: float
+    seconds: float
+    wait: float
+    score: float
+
+
+class AutoPlanner:
+    """Chooses by measured cost and learnt acceptance.
+
+    Args:
+        estimator: what is known of the draft already; None begins with the prior.
+
+    Attributes:
+        last: forecast of the last plan, for those who want to see why.
+    """
+
+    def __init__(
+        self, costs: StepCosts, settings: PlannerSettings, estimator: AcceptanceEstimator | None = None
+    ) -> None:
+        self.costs = costs
+        self.bounds = settings.bounds
+        self.estimator = estimator or AcceptanceEstimator(settings.prior)
+        self.last: Forecast | None = None
+        self._objective = settings.objective
+        self._debt = settings.debt
+        self._families: list[TreeFamily] = []
+        self._candidates: list[Candidate] = []
+        self._current = PLAIN
+        self._grown_rates: list[list[float]] = []
+        self._refresh_at = 0
+        self._probe_credit = 0.0
+        self._probed: str | None = None
+        self._num_probes = 0
+        self._num_requests = 0
+        # Times by candidate and size, for each load; and of the draft's levels by candidate and number of trees.
+        self._step_seconds: dict[tuple[int, int, int], dict[tuple[int, int], float]] = {}
+        self._level_seconds: dict[tuple[int, int], float] = {}
+        self._known_version = costs.version
+        self.is_hopeless = False
+        self._refresh()
+
+    def plan(self, load: StepLoad) -> StepPlan:
+        """See `StepPlanner`."""
+        if self.estimator.num_observed >= self._refresh_at:
+            self._refresh()
+        if not load.growing:
+            return self._debt.plan(load, StepPlan(), self._spare_seconds(load), self.costs, self.is_hopeless)
+        skills = {request.request_id: self.estimator.skill(request.request_id) for request in load.growing}
+        situation = self._situation(load, list(skills.values()))
+        best = self._choose(situation)
+        self.last = best
+        plan = self._plan_of(best.candidate, skills)
+        if best.candidate is PLAIN:
+            plan = self._probe(situation, best) or plan
+        return self._debt.plan(load, plan, best.seconds, self.costs, self.is_hopeless)
+
+    def forecasts(self, load: StepLoad) -> list[Forecast]:
+        """Every candidate's forecast, plain decoding first: what a plan for `load` chooses from."""
+        skills = [self.estimator.skill(request.request_id) for request in load.growing]
+        situation = self._situation(load, skills)
+        return [self._forecast(candidate, situation) for candidate in (PLAIN, *self._candidates)]
+
+    def _plan_of(self, candidate: Candidate, skills: Mapping[str, int]) -> StepPlan:
+        if candidate is PLAIN:
+            return StepPlan(NO_TREE, {}, {})
+        sizes = candidate.num_draft_tokens
+        held = {request_id: sizes[skill] for request_id, skill in skills.items() if sizes[skill]}
+        for request_id, skill in skills.items():
+            if not sizes[skill]:
+                self.estimator.fade(request_id)
+        most = max(held.values(), default=0)
+        return StepPlan(candidate.shape.truncated(most), held, {})
+
+    def _situation(self, load: StepLoad, skills: list[int]) -> _Situation:
+        costs = self.costs
+        counts = [(skill, skills.count(skill)) for skill in set(skills)]
+        prefill = costs.verify_seconds(load.num_prefill_rows, 0, 0) if load.num_prefill_rows else 0.0
+        behind = self._debt.num_behind(load)
+        entry = costs.draft_seconds(behind, ()) / PAYBACK_STEPS if behind and self._current is PLAIN else 0.0
+        if costs.version != self._known_version or len(self._step_seconds) > MOST_KNOWN_LOADS:
+            self._known_version = costs.version
+            self._forget_seconds()
+        key = (load.num_roots, load.num_prefill_rows // 16, load.context // (32 * max(1, load.num_roots)))
+        return _Situation(load, counts, prefill, entry, self._step_seconds.setdefault(key, {}))
+
+    def _choose(self, situation: _Situation) -> Forecast:
+        limit = situation.load.max_draft_tokens
+        best = current = PLAIN
+        best_score = plain_score = self._score(PLAIN, situation)
+        current_score = plain_score if self._current is PLAIN else None
+        for candidate in self._candidates:
+            score = self._score(candidate, situation)
+            if score <= best_score and candidate.key != self._current.key:
+                continue
+            if _num_nodes(candidate, situation.skills) > limit:
+                continue
+            if candidate.key == self._current.key:
+                current, current_score = candidate, score
+            if score > best_score:
+                best, best_score = candidate, score
+        if current_score is not None:
+            margin = SWITCH_MARGIN if (best is PLAIN) != (current is PLAIN) else MARGIN
+            if best_score <= current_score + margin * abs(current_score):
+                best, best_score = current, current_score
+        self._current = best
+        return self._forecast(best, situation)
+
+    def _score(self, candidate: Candidate, situation: _Situation) -> float:
+        load = situation.load
+        nodes = trees = 0
+        expected = per_token = float(load.num_roots - len(load.growing))
+        sizes, gains = candidate.num_draft_tokens, candidate.expected
+        for skill, count in situation.skills:
+            size, gain = sizes[skill], gains[skill]
+            if size:
+                nodes += size * count
+                trees += count
+            expected += gain * count
+            per_token += count / gain
+        key = (id(candidate), nodes)
+        seconds = situation.seconds.get(key)
+        if seconds is None:
+            seconds = situation.seconds[key] = self._seconds_of(candidate, nodes, trees, expected, load)
+        if nodes:
+            seconds += situation.entry_seconds
+        own_seconds = max(seconds - situation.prefill_seconds, 1e-9)
+        return self._objective.score(expected / own_seconds, seconds * per_token / max(1, load.num_roots))
+
+    def _forecast(self, candidate: Candidate, situation: _Situation) -> Forecast:
+        load, sizes, gains = situation.load, candidate.num_draft_tokens, candidate.expected
+        num_idle = load.num_roots - len(load.growing)
+        nodes = _num_nodes(candidate, situation.skills)
+        score = self._score(candidate, situation)
+        expected = num_idle + sum(count * gains[skill] for skill, count in situation.skills)
+        per_token = num_idle + sum(count / gains[skill] for skill, count in situation.skills)
+        trees = sum(count for skill, count in situation.skills if sizes[skill])
+        seconds = self._seconds_of(candidate, nodes, trees, expected, load)
+        return Forecast(candidate, nodes, expected, seconds, seconds * per_token / max(1, load.num_roots), score)
+
+    def _seconds_of(self, candidate: Candidate, nodes: int, trees: int, expected: float, load: StepLoad) -> float:
+        costs, roots = self.costs, load.num_roots
+        row_context = load.context + nodes * (load.context // max(1, roots))
+        seconds = costs.verify_seconds(roots + nodes + load.num_prefill_rows, load.context, row_context)
+        seconds += costs.other_seconds(roots + nodes, roots)
+        if not nodes:
+            return seconds
+        key = (id(candidate), trees)
+        levels = self._level_seconds.get(key)
+        if levels is None:
+            levels = costs.draft_seconds(0, [width * trees for width in candidate.level_widths])
+            self._level_seconds[key] = levels
+        return seconds + levels + costs.draft_seconds(round(expected - roots) + trees, ())
+
+    def _forget_seconds(self) -> None:
+        self._step_seconds.clear()
+        self._level_seconds.clear()
+
+    def _spare_seconds(self, load: StepLoad) -> float:
+        return self.costs.verify_seconds(load.num_roots + load.num_prefill_rows, load.context, load.context)
+
+    def _probe(self, situation: _Situation, plain: Forecast) -> StepPlan | None:
+        """Now and then one small tree, so that a draft that has become useful is noticed.
+
+        The probed request is asked for until it has caught up with its draft rows and grown its tree.
         """
-        if not self._mode.is_auto:
-            return self._mode.shape or NO_TREE
-        for max_decode_requests, shape in _AUTO_SHAPES:
-            if num_decode_requests <= max_decode_requests:
-                return shape
-        return NO_TREE
+        load = situation.load
+        shape = self._families[-1].shape.truncated(self._probe_size(load, plain.seconds))
+        if self._probed is None or all(request.request_id != self._probed for request in load.growing):
+            self._probed = None
+            self._probe_credit += PROBE_SHARE * plain.seconds
+            request = load.growing[self._num_probes % len(load.growing)]
+            if self._probe_credit < self._probe_seconds(shape, num_pending(request), load) - plain.seconds:
+                return None
+            self._probe_credit = 0.0
+            self._num_probes += 1
+            self._probed = request.request_id
+        return StepPlan(shape, {self._probed: shape.num_draft_tokens}, {}) if shape.num_draft_tokens else None
+
+    def _probe_size(self, load: StepLoad, plain_seconds: float) -> int:
+        """As large as it may be without standing out among plain steps; 1 in any case, if there are rows."""
+        size = min(PROBE_SIZE, load.max_draft_tokens)
+        shape = self._families[-1].shape
+        while size > 1 and self._probe_seconds(shape.truncated(size), 1, load) > MOST_PROBE_SLOWDOWN * plain_seconds:
+            size -= 1
+        return size
+
+    def _probe_seconds(self, shape: StaticTree, num_new_rows: int, load: StepLoad) -> float:
+        size, roots = shape.num_draft_tokens, load.num_roots
+        row_context = load.context + size * (load.context // roots)
+        seconds = self.costs.verify_seconds(roots + size + load.num_prefill_rows, load.context, row_context)
+        seconds += self.costs.other_seconds(roots + size, roots)
+        return seconds + self.costs.draft_seconds(num_new_rows, level_widths(shape))
+
+    def wants_draft(self, request: Request) -> bool:
+        """See `StepPlanner`."""
+        self._num_requests += 1
+        return not self.is_hopeless or self._num_requests % PROBED_REQUESTS == 0
+
+    def observe(self, report: StepReport) -> None:
+        """See `StepPlanner`."""
+        self.costs.observe(report.size, report.seconds)
+        if any(outcome.request_id == self._probed for outcome in report.outcomes):
+            self._probed = None
+        if isinstance(report.shape, StaticTree):
+            for outcome in report.outcomes:
+                self.estimator.observe(
+                    outcome.request_id, report.shape, outcome.num_draft_tokens, outcome.accepted, outcome.is_usual
+                )
+
+    def forget(self, request_id: str) -> None:
+        """See `StepPlanner`."""
+        self.estimator.forget(request_id)
+
+    def _refresh(self) -> None:
+        """Take over what was learnt about acceptance: cheap numbers often, new shapes when rates have really moved."""
+        estimator = self.estimator
+        estimator.refresh()
+        interval = min(LONGEST_REFRESH, max(FIRST_REFRESH, estimator.num_observed // 4))
+        self._refresh_at = estimator.num_observed + interval
+        if self._have_rates_moved():
+            self._families = grow_families(estimator, self.bounds)
+            self._grown_rates = [list(row) for row in estimator.rates]
+        else:
+            for family in self._families:
+                family.refresh(estimator)
+        self._candidates = candidates_of(self._families)
+        self._forget_seconds()
+        self._judge()
+
+    def _have_rates_moved(self) -> bool:
+        if not self._grown_rates:
+            return True
+        # Ranks that are hardly ever accepted may move as they like.
+        pairs = [
+            (new, old)
+            for new_row, old_row in zip(self.estimator.rates, self._grown_rates, strict=True)
+            for new, old in zip(new_row, old_row, strict=True)
+            if max(new, old) > 0.02
+        ]
+        return any(abs(new - old) > RATE_CHANGE * max(new, old) + 0.01 for new, old in pairs)
+
+    def _judge(self) -> None:
+        """Find the draft hopeless when it would not even help a request that has the machine for itself."""
+        if self.estimator.num_trials < TRIALS_TO_JUDGE:
+            return
+        load = StepLoad(1, (), (), ALONE_CONTEXT)
+        plain = self._seconds_of(PLAIN, 0, 0, 1.0, load)
+        best = 0.0
+        for candidate in self._candidates:
+            size, gain = candidate.num_draft_tokens[USUAL_SKILL], candidate.expected[USUAL_SKILL]
+            best = max(best, gain * plain / self._seconds_of(candidate, size, 1, gain, load))
+        self.is_hopeless = best < 1.0
+
+
+def _num_nodes(candidate: Candidate, skills: Sequence[tuple[int, int]]) -> int:
+    return sum(candidate.num_draft_tokens[skill] * count for skill, count in skills)

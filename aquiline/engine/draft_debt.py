@@ -1,0 +1,103 @@
+"""Which draft rows are written when nobody needs them yet: a draft may fall behind, by a bounded number of rows.
+
+A step that grows no tree needs no draft. The features that its rows would read wait with the request, and when trees
+grow again, the rows are written in batches that hardly lengthen a step.
+
+    num_draft_rows 40, num_computed_tokens 100: 60 rows behind, features h40..h99 are kept
+
+Rows of the prompt are written soon in any case: other requests can share a prompt only with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from aquiline.engine.cost_model import StepCosts
+from aquiline.engine.plan import StepLoad, StepPlan
+from aquiline.request import Request
+
+# A request that is behind by no more than this catches up in the very step that grows its tree.
+ROWS_AT_ONCE = 16
+# Catching up may lengthen a step by this share.
+CATCH_UP_SHARE = 0.08
+LEAST_CATCH_UP_ROWS = 8
+
+
+@dataclass(frozen=True)
+class DebtPolicy:
+    """Bounds of the debt.
+
+    Attributes:
+        max_rows: most rows that one request may be behind.
+    """
+
+    max_rows: int = 512
+
+    def num_behind(self, load: StepLoad) -> int:
+        """Rows that the requests which could grow trees have to catch up with first, beyond the usual few."""
+        behind = 0
+        for request in load.growing:
+            pending = num_pending(request)
+            if pending > ROWS_AT_ONCE and not _lacks_prompt_rows(request):
+                behind += pending
+        return behind
+
+    def plan(
+        self, load: StepLoad, plan: StepPlan, step_seconds: float, costs: StepCosts, is_hopeless: bool
+    ) -> StepPlan:
+        """Settle which draft rows a step writes, and which trees have to wait for theirs.
+
+        Args:
+            plan: names the requests that should hold trees.
+            step_seconds: of the step without any catching up.
+            is_hopeless: no tree will grow again, as far as one can see.
+        """
+        wanted = plan.num_draft_tokens or {}
+        trees: dict[str, int] = {}
+        late: list[Request] = []
+        gives_up: list[Request] = []
+        for request in load.speculating:
+            pending = num_pending(request)
+            if pending <= 0:
+                continue
+            size = wanted.get(request.request_id, 0)
+            if size and (pending <= ROWS_AT_ONCE or _lacks_prompt_rows(request)):
+                trees[request.request_id] = size
+            elif is_hopeless:
+                if pending > self.max_rows:
+                    gives_up.append(request)
+            elif size or pending > self.max_rows or _lacks_prompt_rows(request):
+                late.append(request)
+        if len(trees) == 1 == len(wanted) and not late and not gives_up:
+            return replace(plan, num_draft_tokens=trees, num_new_draft_rows={})
+        rows = self._catch_up(late, step_seconds, costs) if late else {}
+        most = max(trees.values(), default=0)
+        return StepPlan(plan.shape.truncated(most), trees, rows, gives_up)
+
+    def _catch_up(self, late: Sequence[Request], step_seconds: float, costs: StepCosts) -> dict[str, int]:
+        """Rows for those nearest to the end of their debt first, so that some can grow trees soon."""
+        left = _rows_within(CATCH_UP_SHARE * step_seconds, costs)
+        rows = {}
+        for request in sorted(late, key=num_pending):
+            rows[request.request_id] = min(left, num_pending(request))
+            left -= rows[request.request_id]
+            if left <= 0:
+                break
+        return rows
+
+
+def num_pending(request: Request) -> int:
+    """Draft rows that could be written and are not."""
+    return request.num_computed_tokens - request.num_draft_rows
+
+
+def _lacks_prompt_rows(request: Request) -> bool:
+    return request.num_draft_rows < request.num_prompt_tokens - 1
+
+
+def _rows_within(seconds: float, costs: StepCosts) -> int:
+    rows = LEAST_CATCH_UP_ROWS
+    while rows < 4096 and costs.draft_seconds(2 * rows, ()) <= seconds:
+        rows *= 2
+    return rows

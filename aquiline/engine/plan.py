@@ -1,0 +1,95 @@
+"""What the scheduler asks the planner, what it is told, and what the planner learns of each step: integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aquiline.engine.cost_model import StepSeconds, StepSize
+from aquiline.engine.tree_families import TreeBounds
+from aquiline.request import Request
+from aquiline.speculation import NO_TREE, TreeShape
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """The requests that the next step will hold, as far as they run already.
+
+    Attributes:
+        num_roots: requests that decode.
+        growing: those of them that may grow a tree.
+        speculating: every running request that the draft follows, those that prefill included.
+        context: tokens in the pages of the decoding requests, summed.
+        num_prefill_rows: rows that wait for prefill, at most what one step may hold.
+        max_draft_tokens: most nodes that all trees of the step may have together.
+    """
+
+    num_roots: int
+    growing: Sequence[Request]
+    speculating: Sequence[Request]
+    context: int = 0
+    num_prefill_rows: int = 0
+    max_draft_tokens: int = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """How much to speculate in one step.
+
+    Attributes:
+        shape: the tree of the request that grows most.
+        num_draft_tokens: how many of its first nodes each request holds, by request id; requests that are not named
+            hold none. None: every request that may grow holds all of it.
+        num_new_draft_rows: draft rows that requests without a tree catch up with, by request id; what is not named
+            waits. None: nothing waits.
+        gives_up: requests that the draft need not follow any more.
+    """
+
+    shape: TreeShape = NO_TREE
+    num_draft_tokens: Mapping[str, int] | None = None
+    num_new_draft_rows: Mapping[str, int] | None = None
+    gives_up: Sequence[Request] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOutcome:
+    """What became of one request's tree.
+
+    Attributes:
+        accepted: accepted nodes from the root's child down; `num_draft_tokens` nodes of the step's shape were offered.
+        is_usual: no rule that the draft cannot see held the request.
+    """
+
+    request_id: str
+    num_draft_tokens: int
+    accepted: tuple[int, ...]
+    is_usual: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step that ran."""
+
+    shape: TreeShape
+    size: StepSize
+    seconds: StepSeconds
+    outcomes: Sequence[TreeOutcome] = field(default_factory=tuple)
+
+
+class StepPlanner(Protocol):
+    """Decides how much every step speculates."""
+
+    bounds: TreeBounds
+
+    def plan(self, load: StepLoad) -> StepPlan:
+        """The plan of the next step; called once per step."""
+
+    def wants_draft(self, request: Request) -> bool:
+        """Whether the draft should follow a request that is about to be admitted."""
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from a step that ran."""
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended."""
