@@ -120,6 +120,11 @@ TreeShape = StaticTree | DynamicTree
 NO_TREE = StaticTree((-1,), (0,))
 
 
+def max_children(shape: TreeShape) -> int:
+    """Most children of one node of a shape."""
+    return max(shape.ranks) + 1 if isinstance(shape, StaticTree) else shape.topk
+
+
 @dataclass(frozen=True)
 class SpeculationMode:
     """A parsed `--speculate` value: `off`, `auto`, or one shape for every step."""

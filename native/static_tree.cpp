@@ -15,9 +15,9 @@ StaticTree::StaticTree(std::vector<int> parents, std::vector<int> ranks)
         const auto parent = static_cast<std::size_t>(parents_[node]);
         depths_[node] = depths_[parent] + 1;
         has_children_[parent] = true;
-        if (depths_[node] < depths_[node - 1]) throw std::invalid_argument("nodes must be numbered level by level");
     }
-    for (int depth = 0; depth < depths_.back(); ++depth) levels_.push_back(level_at(depth));
+    const int deepest = *std::max_element(depths_.begin(), depths_.end());
+    for (int depth = 0; depth < deepest; ++depth) levels_.push_back(level_at(depth));
     for (std::size_t depth = 1; depth < levels_.size(); ++depth) {
         const std::vector<int>& above = levels_[depth - 1].expanded;
         TreeLevel& level = levels_[depth];

@@ -24,7 +24,7 @@ struct TreeLevel {
 
 class StaticTree {
 public:
-    // Throws std::invalid_argument unless nodes are numbered level by level, root first, each behind its parent.
+    // Throws std::invalid_argument unless nodes are numbered root first, each behind its parent.
     StaticTree(std::vector<int> parents, std::vector<int> ranks);
 
     int num_nodes() const { return static_cast<int>(parents_.size()); }

@@ -75,7 +75,20 @@ BELOW: dict[str, set[str]] = {
     "server": {"records", "text", "llm"},
     "cli": {"records", "text", "store", "engine", "llm", "training", "benchmark", "server"},
 }
-NO_TORCH = {"scheduler", "planner", "cache", "commit", "finish", "stream", "schedule", "trace"}
+NO_TORCH = {
+    "scheduler",
+    "planner",
+    "plan",
+    "planner_choice",
+    "cost_model",
+    "tree_families",
+    "cache",
+    "commit",
+    "finish",
+    "stream",
+    "schedule",
+    "trace",
+}
 NO_TORCH |= {"request_limits", "host_tree", "suffix_automaton", "lookup_policy"}
 OPTIONAL_DEPENDENCIES = {"xgrammar", "triton", "vllm", "matplotlib"}
 IMPORTED_AS = {"pyyaml": "yaml"}

@@ -87,7 +87,7 @@ class ConsistencyChecker:
         features = self._target.forward(rows, pool.target_layers).features
         if self._draft is not None:
             replay.num_computed_tokens = num_computed
-            extend = DraftInputBuilder(layout, builder).extend_rows([replay])
+            extend = DraftInputBuilder(layout, builder).extend_rows([replay], [num_computed])
             self._draft.forward(extend.forward, self._draft.combine_features(features), pool.draft_layers)
         return pool, features
 

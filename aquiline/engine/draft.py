@@ -43,7 +43,7 @@ class Drafter:
         self._guidance = guidance
 
     def propose(self, step: StepLayout, shape: TreeShape, sampling: SamplingInputs) -> DraftTree | None:
-        """Extend the draft cache of every speculating request of the step, then grow the trees.
+        """Extend the draft cache by the rows that are due, then grow the trees.
 
         Args:
             sampling: of the step's drawing requests, tree requests first.
@@ -52,13 +52,12 @@ class Drafter:
             A tree for each of `step.growing_requests`, in their order; None when the step has none.
         """
         # The token that a step draws is always new to the draft, so no request that grows a tree is missing here.
-        behind = [s for s in step.ordered if s.request.speculate]
-        behind = [s for s in behind if s.request.num_draft_rows < s.request.num_computed_tokens]
+        behind = [s for s in step.ordered if s.num_due_draft_rows]
         if not behind:
             return None
         is_guided = any(self._guidance.is_guided(s.request) for s in step.growing_requests)
         guidance = self._guidance if is_guided else None
         tree = self._grower.run(DraftWork(behind, len(step.growing_requests), shape, sampling, guidance))
         for scheduled in behind:
-            scheduled.request.num_draft_rows = scheduled.request.num_computed_tokens
+            scheduled.request.num_draft_rows += scheduled.num_due_draft_rows
         return tree

@@ -49,10 +49,10 @@ class DraftInputBuilder:
         self._builder = builder
         self.tensor = builder.tensor
 
-    def extend_rows(self, requests: Sequence[Request]) -> ExtendRows:
-        """Rows for slots num_draft_rows + 1 .. num_computed_tokens of every request.
+    def extend_rows(self, requests: Sequence[Request], counts: Sequence[int]) -> ExtendRows:
+        """Rows for the slots num_draft_rows + 1 .. num_draft_rows + count of every request.
 
-        Worked example: num_draft_rows 4, num_computed_tokens 6, tokens t0..t5 and root t6:
+        Worked example, count 2: num_draft_rows 4, num_computed_tokens 6, tokens t0..t5 and root t6:
 
             slot               5        6
             feature            h4       h5        (pending, in this order)
@@ -62,23 +62,24 @@ class DraftInputBuilder:
 
         Requests with few rows share one attention group, padded to the longest; long prefills come alone.
         """
-        short = [r for r in requests if _num_pending(r) <= WIDEST_SHARED_GROUP]
+        count_of = {request.request_id: count for request, count in zip(requests, counts, strict=True)}
+        short = [r for r in requests if count_of[r.request_id] <= WIDEST_SHARED_GROUP]
         groups = [short] if short else []
-        groups += [[r] for r in requests if _num_pending(r) > WIDEST_SHARED_GROUP]
+        groups += [[r] for r in requests if count_of[r.request_id] > WIDEST_SHARED_GROUP]
         first_feature, total = {}, 0
         for request in requests:
             first_feature[request.request_id] = total
-            total += _num_pending(request)
+            total += count_of[request.request_id]
         tokens: list[int] = []
         slots: list[int] = []
         positions: list[int] = []
         features: list[int] = []
         attention, last_rows = [], {}
         for group in groups:
-            width = max(map(_num_pending, group))
+            width = max(count_of[request.request_id] for request in group)
             first_row, visible = len(tokens), []
             for request in group:
-                count, start = _num_pending(request), request.num_draft_rows + 1
+                count, start = count_of[request.request_id], request.num_draft_rows + 1
                 padding = width - count
                 logical = range(start, start + count)
                 last_rows[request.request_id] = len(tokens) + count - 1
@@ -128,7 +129,3 @@ class DraftInputBuilder:
         )
         inputs = AttentionInputs((group,), FIRST_DRAFT_POSITION)
         return ForwardRows(tokens.flatten(), positions.flatten(), path_slots[:, :, -1].flatten(), inputs)
-
-
-def _num_pending(request: Request) -> int:
-    return request.num_computed_tokens - request.num_draft_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ import torch
 
 from aquiline.config import EngineConfig
 from aquiline.engine.cache import BlockCache
-from aquiline.engine.commit import CommittedRequest, Committer
+from aquiline.engine.commit import AcceptedRun, CommittedRequest, Committer
 from aquiline.engine.consistency import CheckedState, ConsistencyChecker
 from aquiline.engine.device_state import DeviceState
 from aquiline.engine.draft import Drafter, grower_for
@@ -25,21 +25,23 @@ from aquiline.engine.inputs import InputBuilder, StepLayout
 from aquiline.engine.kv_pool import KVPool, MemoryKind
 from aquiline.engine.lookup_policy import LookupPolicy
 from aquiline.engine.outputs import Sample, SampleGroup
-from aquiline.engine.planner import Planner
+from aquiline.engine.plan import StepPlanner
+from aquiline.engine.planner_choice import bounds_of, planner_for
 from aquiline.engine.prompt_logprobs import record_prompt_logprobs
-from aquiline.engine.request_limits import RequestLimits
+from aquiline.engine.request_limits import RequestLimits, check_token_ids
 from aquiline.engine.sample import Accepted, Sampler
 from aquiline.engine.sampling_inputs import SamplingState
 from aquiline.engine.schedule import ScheduledBatch
 from aquiline.engine.scheduler import Scheduler
 from aquiline.engine.sizing import DTYPES, KV_DTYPES, EngineSizes
 from aquiline.engine.stats import PhaseClock
+from aquiline.engine.step_report import StepObserver
 from aquiline.engine.stream import TextStream
 from aquiline.engine.target_runner import NativeRunner, runner_for
 from aquiline.engine.trace import TreeTrace
 from aquiline.engine.tree_merger import TreeMerger
 from aquiline.engine.verify import Verified, Verifier
-from aquiline.errors import InvalidParameterError, PromptError
+from aquiline.errors import InvalidParameterError
 from aquiline.kernels.sampling_kernels import LogitRows
 from aquiline.models.interfaces import DraftModel, TargetModel
 from aquiline.request import MAX_SEED, Request, RequestOutput, SamplingParams
@@ -72,21 +74,27 @@ class Engine:
     Args:
         on_trace: called with every drawing request's tree after each step, when all of the step is done: it may add
             and abort requests. None costs nothing.
+        planner: decides how much every step speculates; None: the one that `config` asks for, on generic costs.
 
     Raises:
         InvalidParameterError: settings that do not fit the models or each other.
     """
 
     def __init__(
-        self, models: EngineModels, config: EngineConfig, on_trace: Callable[[TreeTrace], None] | None = None
+        self,
+        models: EngineModels,
+        config: EngineConfig,
+        on_trace: Callable[[TreeTrace], None] | None = None,
+        planner: StepPlanner | None = None,
     ) -> None:
         target, draft = models.target, models.draft
-        planner = Planner(config.speculative)
         speculates = draft is not None and not config.speculative.mode.is_off
         self._draft = draft if speculates else None
         draft_config = self._draft.config if self._draft is not None else None
         lookup = LookupPolicy(config.speculative, draft is not None)
-        self.sizes = EngineSizes.derive(config, target.config, draft_config, planner, lookup.max_draft_tokens)
+        bounds = bounds_of(config.speculative, draft_config.draft_vocab_size if draft_config is not None else 0)
+        self.planner = planner or planner_for(config.speculative, bounds, has_draft=speculates)
+        self.sizes = EngineSizes.derive(config, target.config, draft_config, bounds, lookup.max_draft_tokens)
         layout = self.sizes.layout
         device = target.device
         self.config = config
@@ -94,7 +102,7 @@ class Engine:
         self.cache = BlockCache(layout.num_blocks, layout.block_size, config.cache.enable_prefix_cache)
         draft_limit = draft_config.layers.max_position if draft_config is not None else None
         limits = RequestLimits(self.sizes.max_model_len, self.cache, draft_limit)
-        self.scheduler = Scheduler(config.scheduler, self.cache, planner, limits, lookup)
+        self.scheduler = Scheduler(config.scheduler, self.cache, self.planner, limits, lookup)
         self._models = models
         self._builder = InputBuilder(layout, device)
         draft_layers = draft_config.layers if draft_config is not None else None
@@ -124,6 +132,7 @@ class Engine:
         self._num_added = 0
         self.num_steps = 0
         self.clock = PhaseClock()
+        self._observer = StepObserver(self.planner, self.clock)
 
     @property
     def has_unfinished(self) -> bool:
@@ -157,13 +166,8 @@ class Engine:
             raise InvalidParameterError(f"request_id {request_id!r} is in use; choose another")
         if not isinstance(priority, int):
             raise InvalidParameterError(f"priority is {priority!r}; it must be an integer")
-        vocab_size = self._models.target.config.vocab_size
-        params.check_vocab(vocab_size)
-        for token_id in prompt_token_ids:
-            if type(token_id) is not int or not 0 <= token_id < vocab_size:
-                raise PromptError(
-                    f"the prompt holds {token_id!r}; this model's token ids are the integers 0 to {vocab_size - 1}"
-                )
+        params.check_vocab(self._models.target.config.vocab_size)
+        check_token_ids(prompt_token_ids, self._models.target.config.vocab_size)
         grammar = self._grammar(params)
         seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED + 1)
         samples = []
@@ -236,6 +240,7 @@ class Engine:
             step = StepLayout.of(batch, batch.tree.num_draft_tokens + 1)
             self._place(batch.preempted, step)
             sampling = self._device.sampling_inputs(step)
+            self._observer.start(step)
             self.clock.lap("schedule")
             grown = None if self._drafter is None else self._drafter.propose(step, batch.tree, sampling)
             tree = self._merger.merge(step, grown)
@@ -250,12 +255,14 @@ class Engine:
                 accepted = self._sampler.accept(sampling, verified.tree, rows)
                 self._runner.move_accepted(step, accepted)
             self.clock.lap("sample")
-            committed = self._commit(step, verified, accepted)
-            traces = self._traces(step, verified, accepted, committed)
+            runs = {} if accepted is None else accepted_runs(step, verified.tree, accepted)
+            committed = self._commit(step, verified, runs)
+            traces = self._traces(step, verified, accepted, committed) if accepted and self.on_trace else []
             if self.config.check_consistency:
                 self.check_consistency()
             outputs = self._deliver(committed, time.perf_counter() - started)
             self.clock.lap("commit")
+            self._observer.finish(step, batch.tree, runs)
             for trace in traces:
                 if self.on_trace is not None:
                     self.on_trace(trace)
@@ -304,9 +311,8 @@ class Engine:
         for scheduled in step.ordered:
             self._device.admit(scheduled.request)
 
-    def _commit(self, step: StepLayout, verified: Verified, accepted: Accepted | None) -> list[CommittedRequest]:
+    def _commit(self, step: StepLayout, verified: Verified, runs: Mapping[str, AcceptedRun]) -> list[CommittedRequest]:
         record_prompt_logprobs(step, verified.states, self._models.target, self._builder)
-        runs = {} if accepted is None else accepted_runs(step, verified.tree, accepted)
         committed = self._committer.commit(step.ordered, runs, self._streams)
         self._device.commit(step, verified.states, committed)
         for item in committed:
@@ -314,10 +320,8 @@ class Engine:
         return committed
 
     def _traces(
-        self, step: StepLayout, verified: Verified, accepted: Accepted | None, committed: Sequence[CommittedRequest]
+        self, step: StepLayout, verified: Verified, accepted: Accepted, committed: Sequence[CommittedRequest]
     ) -> list[TreeTrace]:
-        if self.on_trace is None or accepted is None:
-            return []
         token_ids = {item.request.request_id: item.token_ids for item in committed}
         return tree_traces(self.num_steps, step, verified.tree, accepted, token_ids)
 

@@ -9,13 +9,23 @@ Worked example, block size 4, ten computed tokens t0..t9, draft rows final up to
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from aquiline.engine.kv_pool import MemoryKind
 from aquiline.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """So many features of a device row."""
+
+    row: int
+    count: int
 
 
 class FeatureStore:
@@ -28,11 +38,11 @@ class FeatureStore:
     def __init__(self, num_blocks: int, block_size: int, feature_size: int, memory: MemoryKind) -> None:
         self._block_size = block_size
         self._block_rows = memory.unwritten(num_blocks, feature_size)
-        self._pending: dict[int, list[Tensor]] = {}
+        self._pending: dict[int, deque[Tensor]] = {}
 
     def admit(self, request: Request) -> None:
         """Start a request's row; after a prefix hit the feature of the last cached token is pending."""
-        self._pending[request.row] = []
+        self._pending[request.row] = deque()
         if request.num_computed_tokens:
             last_block = request.block_ids[request.num_computed_tokens // self._block_size - 1]
             self._pending[request.row].append(self._block_rows[last_block : last_block + 1])
@@ -45,11 +55,22 @@ class FeatureStore:
         """Add features [num_tokens, feature_size] of the request's newly computed tokens."""
         self._pending[row].append(features)
 
-    def take(self, rows: Sequence[int]) -> Tensor:
-        """Hand over everything pending of these rows, one after the other: [num_tokens, feature_size]."""
-        taken = [features for row in rows for features in self._pending[row]]
-        for row in rows:
-            self._pending[row] = []
+    def take(self, counts: Sequence[RowCount]) -> Tensor:
+        """Hand over the first pending features of some rows, one row after the other: [num_tokens, feature_size].
+
+        Worked example: pending h4 h5 h6 of row 0 and h9 of row 1; taking 2 of row 0 and 1 of row 1 gives h4 h5 h9, and
+        h6 stays pending.
+        """
+        taken: list[Tensor] = []
+        for each in counts:
+            left, pending = each.count, self._pending[each.row]
+            while left > 0:
+                features = pending.popleft()
+                if len(features) > left:
+                    pending.appendleft(features[left:])
+                    features = features[:left]
+                taken.append(features)
+                left -= len(features)
         return torch.cat(taken)
 
     def pending(self, row: int) -> Tensor:

@@ -11,12 +11,12 @@ from torch import Tensor
 from aquiline.engine.draft_inputs import DraftInputBuilder, PrefixView
 from aquiline.engine.sample import Proposal, Sampler
 from aquiline.engine.sampling_inputs import SamplingInputs
-from aquiline.engine.tree import DraftTree, max_children
+from aquiline.engine.tree import DraftTree
 from aquiline.kernels.reference.sampling import TokenMasks, largest
 from aquiline.models.eagle import DraftStates
 from aquiline.models.interfaces import DraftModel
 from aquiline.models.kv_layer import KVLayer
-from aquiline.speculation import DynamicTree, StaticTree
+from aquiline.speculation import DynamicTree, StaticTree, max_children
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class GrowthContext:
     Attributes:
         view: what draft nodes see of their requests' pages, and the scratch they write to.
         root_tokens, max_depths: [num_reqs]; nodes below `max_depths` are marked invalid.
+        held_nodes: nodes of a static shape that each request holds, its first ones, the root included; None: all that
+            `max_depths` leaves.
         allowed: tells, from the draft tokens down to each node, what grammars allow below it; None: everything.
     """
 
@@ -37,6 +39,7 @@ class GrowthContext:
     view: PrefixView
     root_tokens: Tensor
     max_depths: Tensor
+    held_nodes: Sequence[int] | None = None
     allowed: Callable[[Sequence[Sequence[int]]], TokenMasks | None] | None = None
 
     @property
@@ -91,6 +94,9 @@ class GrowthContext:
     ) -> DraftTree:
         """The finished record, with nodes beyond a request's limit cut off."""
         is_valid = depths <= self.max_depths.unsqueeze(1)
+        if self.held_nodes is not None:
+            places = torch.arange(depths.shape[1], device=depths.device)
+            is_valid = is_valid & (places < self.builder.tensor(self.held_nodes).unsqueeze(1))
         return DraftTree(
             tokens=tokens,
             parents=torch.where(is_valid, parents, -1),
@@ -98,6 +104,7 @@ class GrowthContext:
             is_valid=is_valid,
             max_depth=shape.depth,
             max_children=max_children(shape),
+            row_counts=None if self.held_nodes is None else tuple(self.held_nodes),
             draft_log_probs=draft_log_probs,
             draft_to_target_ids=self.model.draft_to_target_ids,
         )

@@ -12,14 +12,14 @@ from torch import Tensor
 from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.guidance import Guidance
 from aquiline.engine.kv_pool import KVPool
-from aquiline.engine.tree import DraftTree, max_children
+from aquiline.engine.tree import DraftTree
 from aquiline.engine.tree_grower import DraftWork
 from aquiline.kernels.cpu.extension import native
 from aquiline.kernels.reference.sampling import TokenMasks
 from aquiline.models.native_eagle import NativeEagle
 from aquiline.models.native_growth import NativeGrowth
 from aquiline.request import Request
-from aquiline.speculation import StaticTree
+from aquiline.speculation import StaticTree, max_children
 
 if TYPE_CHECKING:
     from aquiline.kernels.cpu import _native
@@ -40,8 +40,13 @@ class _NodePlaces:
     def of(cls, parents: Tensor, depths: Tensor) -> _NodePlaces:
         return cls(parents, depths, torch.ones_like(depths, dtype=torch.bool))
 
+    def first(self, held: list[int]) -> _NodePlaces:
+        """The same with so many of the first nodes of each request, the root among them."""
+        is_valid = torch.arange(self.depths.shape[1]) < torch.tensor(held).unsqueeze(1)
+        return _NodePlaces(self.parents.where(is_valid, -1), self.depths, is_valid, tuple(held))
+
     def cut(self, max_depths: list[int]) -> _NodePlaces:
-        """The same without the nodes below each request's limit."""
+        """The same of dynamic trees without the nodes below each request's limit."""
         is_valid = self.depths <= torch.tensor(max_depths).unsqueeze(1)
         places = torch.arange(1, is_valid.shape[1] + 1)
         row_counts = tuple((places * is_valid).amax(dim=1).tolist())  # up to the last node that stays
@@ -82,14 +87,15 @@ class NativeGrower:
 
     def run(self, work: DraftWork) -> DraftTree | None:
         """See `TreeGrower`."""
-        features = self._features.take([scheduled.request.row for scheduled in work.behind])
+        new_rows = work.new_rows
+        features = self._features.take(new_rows)
         batch = self._growth.new_batch(features)
-        for scheduled in work.behind:
+        for scheduled, due in zip(work.behind, new_rows, strict=True):
             request, first = scheduled.request, scheduled.request.num_draft_rows + 1
             batch.add(
                 request.block_ids,
                 request.num_draft_rows,
-                request.token_ids[first : request.num_computed_tokens + 1],
+                request.token_ids[first : first + due.count],
                 request.row,
                 scheduled.grown_depth,
             )
@@ -106,8 +112,11 @@ class NativeGrower:
 
     def _tree(self, work: DraftWork, tokens: Tensor, places: _NodePlaces) -> DraftTree:
         shape = work.shape
+        held = work.held_nodes()
         max_depths = [scheduled.grown_depth for scheduled in work.tree_requests]
-        if min(max_depths) < shape.depth:
+        if held is not None:
+            places = places.first(held)
+        elif min(max_depths) < shape.depth:
             places = places.cut(max_depths)
         return DraftTree(
             tokens=tokens,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from aquiline.engine.cost_model import StepSeconds, StepSize
-from aquiline.engine.tree_families import TreeBounds
+from aquiline.engine.schedule import ScheduledRequest
 from aquiline.request import Request
 from aquiline.speculation import NO_TREE, TreeShape
 
@@ -21,7 +21,7 @@ class StepLoad:
         growing: those of them that may grow a tree.
         speculating: every running request that the draft follows, those that prefill included.
         context: tokens in the pages of the decoding requests, summed.
-        num_prefill_rows: rows that wait for prefill, at most what one step may hold.
+        num_other_rows: of waiting prefill, at most what one step may hold, and of looked-up nodes.
         max_draft_tokens: most nodes that all trees of the step may have together.
     """
 
@@ -29,7 +29,7 @@ class StepLoad:
     growing: Sequence[Request]
     speculating: Sequence[Request]
     context: int = 0
-    num_prefill_rows: int = 0
+    num_other_rows: int = 0
     max_draft_tokens: int = 2**31
 
 
@@ -51,6 +51,13 @@ class StepPlan:
     num_new_draft_rows: Mapping[str, int] | None = None
     gives_up: Sequence[Request] = ()
 
+    def with_draft_rows(self, scheduled: ScheduledRequest) -> ScheduledRequest:
+        """The request with the draft rows that are its due: all where it grows a tree, or what it catches up with."""
+        if self.num_new_draft_rows is None or scheduled.grown_depth > 0:
+            return scheduled
+        rows = self.num_new_draft_rows.get(scheduled.request.request_id, 0)
+        return replace(scheduled, num_new_draft_rows=rows)
+
 
 @dataclass(frozen=True, slots=True)
 class TreeOutcome:
@@ -69,18 +76,22 @@ class TreeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step that ran."""
+    """One step that ran.
+
+    Attributes:
+        seconds: None where they say nothing about other steps.
+    """
 
     shape: TreeShape
     size: StepSize
-    seconds: StepSeconds
+    seconds: StepSeconds | None
     outcomes: Sequence[TreeOutcome] = field(default_factory=tuple)
 
 
 class StepPlanner(Protocol):
-    """Decides how much every step speculates."""
+    """Decides how much every step speculates; `learns` tells whether it wants to be told of steps that ran."""
 
-    bounds: TreeBounds
+    learns: bool
 
     def plan(self, load: StepLoad) -> StepPlan:
         """The plan of the next step; called once per step."""

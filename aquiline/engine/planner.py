@@ -19,7 +19,7 @@ from aquiline.engine.draft_debt import DebtPolicy, num_pending
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport
 from aquiline.engine.tree_families import Candidate, TreeBounds, TreeFamily, candidates_of, grow_families, level_widths
 from aquiline.request import Request
-from aquiline.speculation import NO_TREE, StaticTree, TreeShape
+from aquiline.speculation import NO_TREE, StaticTree
 
 # A better choice must be better by this much before it replaces the current one; more to begin or end speculating.
 MARGIN = 0.01
@@ -52,49 +52,20 @@ class PlannerSettings:
     debt: DebtPolicy = field(default_factory=DebtPolicy)
 
 
-class FixedPlanner:
-    """The same shape in every step, or one for each number of decoding requests; nothing is learnt.
-
-    Args:
-        table: (most decoding requests, shape) in ascending order; beyond the last entry no tree grows.
-    """
-
-    def __init__(self, table: Sequence[tuple[int | None, TreeShape]], bounds: TreeBounds) -> None:
-        self._table = tuple(table)
-        self.bounds = bounds
-
-    def plan(self, load: StepLoad) -> StepPlan:
-        """See `StepPlanner`."""
-        for most, shape in self._table:
-            if most is None or load.num_roots <= most:
-                return StepPlan(shape)
-        return StepPlan()
-
-    def wants_draft(self, request: Request) -> bool:
-        """See `StepPlanner`."""
-        return True
-
-    def observe(self, report: StepReport) -> None:
-        """See `StepPlanner`."""
-
-    def forget(self, request_id: str) -> None:
-        """See `StepPlanner`."""
-
-
 @dataclass(slots=True)
 class _Situation:
     """What all candidates of one step have in common.
 
     Attributes:
         skills: (skill, how many growing requests have it).
-        prefill_seconds: of a forward over the waiting prefill alone.
+        other_seconds: of a forward over those other rows alone.
         entry_seconds: what the draft has to catch up with before trees can grow, per step of the payback time.
         seconds: what is known of step times at this load, by candidate and number of nodes.
     """
 
     load: StepLoad
     skills: list[tuple[int, int]]
-    prefill_seconds: float
+    other_seconds: float
     entry_seconds: float
     seconds: dict[tuple[int, int], float]
 
@@ -132,6 +103,7 @@ class AutoPlanner:
     ) -> None:
         self.costs = costs
         self.bounds = settings.bounds
+        self.learns = True
         self.estimator = estimator or AcceptanceEstimator(settings.prior)
         self.last: Forecast | None = None
         self._objective = settings.objective
@@ -187,14 +159,14 @@ class AutoPlanner:
     def _situation(self, load: StepLoad, skills: list[int]) -> _Situation:
         costs = self.costs
         counts = [(skill, skills.count(skill)) for skill in set(skills)]
-        prefill = costs.verify_seconds(load.num_prefill_rows, 0, 0) if load.num_prefill_rows else 0.0
+        other = costs.verify_seconds(load.num_other_rows, 0, 0) if load.num_other_rows else 0.0
         behind = self._debt.num_behind(load)
         entry = costs.draft_seconds(behind, ()) / PAYBACK_STEPS if behind and self._current is PLAIN else 0.0
         if costs.version != self._known_version or len(self._step_seconds) > MOST_KNOWN_LOADS:
             self._known_version = costs.version
             self._forget_seconds()
-        key = (load.num_roots, load.num_prefill_rows // 16, load.context // (32 * max(1, load.num_roots)))
-        return _Situation(load, counts, prefill, entry, self._step_seconds.setdefault(key, {}))
+        key = (load.num_roots, load.num_other_rows // 16, load.context // (32 * max(1, load.num_roots)))
+        return _Situation(load, counts, other, entry, self._step_seconds.setdefault(key, {}))
 
     def _choose(self, situation: _Situation) -> Forecast:
         limit = situation.load.max_draft_tokens
@@ -236,7 +208,7 @@ class AutoPlanner:
             seconds = situation.seconds[key] = self._seconds_of(candidate, nodes, trees, expected, load)
         if nodes:
             seconds += situation.entry_seconds
-        own_seconds = max(seconds - situation.prefill_seconds, 1e-9)
+        own_seconds = max(seconds - situation.other_seconds, 1e-9)
         return self._objective.score(expected / own_seconds, seconds * per_token / max(1, load.num_roots))
 
     def _forecast(self, candidate: Candidate, situation: _Situation) -> Forecast:
@@ -253,7 +225,7 @@ class AutoPlanner:
     def _seconds_of(self, candidate: Candidate, nodes: int, trees: int, expected: float, load: StepLoad) -> float:
         costs, roots = self.costs, load.num_roots
         row_context = load.context + nodes * (load.context // max(1, roots))
-        seconds = costs.verify_seconds(roots + nodes + load.num_prefill_rows, load.context, row_context)
+        seconds = costs.verify_seconds(roots + nodes + load.num_other_rows, load.context, row_context)
         seconds += costs.other_seconds(roots + nodes, roots)
         if not nodes:
             return seconds
@@ -269,7 +241,7 @@ class AutoPlanner:
         self._level_seconds.clear()
 
     def _spare_seconds(self, load: StepLoad) -> float:
-        return self.costs.verify_seconds(load.num_roots + load.num_prefill_rows, load.context, load.context)
+        return self.costs.verify_seconds(load.num_roots + load.num_other_rows, load.context, load.context)
 
     def _probe(self, situation: _Situation, plain: Forecast) -> StepPlan | None:
         """Now and then one small tree, so that a draft that has become useful is noticed.
@@ -300,7 +272,7 @@ class AutoPlanner:
     def _probe_seconds(self, shape: StaticTree, num_new_rows: int, load: StepLoad) -> float:
         size, roots = shape.num_draft_tokens, load.num_roots
         row_context = load.context + size * (load.context // roots)
-        seconds = self.costs.verify_seconds(roots + size + load.num_prefill_rows, load.context, row_context)
+        seconds = self.costs.verify_seconds(roots + size + load.num_other_rows, load.context, row_context)
         seconds += self.costs.other_seconds(roots + size, roots)
         return seconds + self.costs.draft_seconds(num_new_rows, level_widths(shape))
 
@@ -311,7 +283,8 @@ class AutoPlanner:
 
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`."""
-        self.costs.observe(report.size, report.seconds)
+        if report.seconds is not None:
+            self.costs.observe(report.size, report.seconds)
         if any(outcome.request_id == self._probed for outcome in report.outcomes):
             self._probed = None
         if isinstance(report.shape, StaticTree):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aquiline.engine.cache import BlockCache
 from aquiline.errors import PromptError
 from aquiline.request import Request
@@ -78,3 +80,12 @@ class RequestLimits:
         if not request.looks_up or not request.decodes:
             return 0
         return max(0, self.num_remaining_tokens(request) - 1)
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise PromptError for what is not a token id of the model."""
+    for token_id in token_ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise PromptError(
+                f"the prompt holds {token_id!r}; this model's token ids are the integers 0 to {vocab_size - 1}"
+            )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aquiline.engine.host_tree import NO_NODES, HostTree
 from aquiline.request import Request
-from aquiline.speculation import TreeShape
+from aquiline.speculation import StaticTree, TreeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,9 @@ class ScheduledRequest:
             `num_computed_tokens + num_new_tokens + max_draft_depth` slots.
         grown_depth: deepest node that the draft model may grow; 0: it grows no tree for this request.
         known: nodes whose tokens the host knows; they join what the draft model grows.
+        num_grown: nodes of the step's shape that the draft model grows for this request, its first ones; None: all
+            within `grown_depth`.
+        num_new_draft_rows: draft rows that this step writes for the request; None: all that can be written.
     """
 
     request: Request
@@ -29,6 +32,24 @@ class ScheduledRequest:
     max_draft_depth: int
     grown_depth: int = 0
     known: HostTree = NO_NODES
+    num_grown: int | None = None
+    num_new_draft_rows: int | None = None
+
+    @property
+    def num_due_draft_rows(self) -> int:
+        """Draft rows to write, none for a request that the draft does not follow."""
+        request = self.request
+        pending = request.num_computed_tokens - request.num_draft_rows
+        if not request.speculate or pending <= 0:
+            return 0
+        return pending if self.num_new_draft_rows is None else min(pending, self.num_new_draft_rows)
+
+    def num_held(self, shape: TreeShape) -> int:
+        """How many nodes of `shape` the draft model grows for this request, the root not counted."""
+        if self.grown_depth == 0:
+            return 0
+        most = shape.num_draft_tokens if self.num_grown is None else self.num_grown
+        return min(most, shape.num_within(self.grown_depth)) if isinstance(shape, StaticTree) else most
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +58,7 @@ class ScheduledBatch:
 
     Attributes:
         requests: decoding requests (one new token, the root) first, then prefill chunks; in admission order.
-        tree: the shape that every request with `grown_depth > 0` grows; NO_TREE when none does.
+        tree: the shape of which every request with `grown_depth > 0` grows its part; NO_TREE when none does.
         preempted: requests that lost their blocks to make room; they wait again.
     """
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import heapq
 from bisect import insort_left, insort_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from aquiline.config import SchedulerConfig, SpeculativeConfig
 from aquiline.engine.cache import BlockCache
 from aquiline.engine.host_tree import NO_NODES, HostTree
 from aquiline.engine.lookup_policy import LookupPolicy
-from aquiline.engine.planner import Planner
+from aquiline.engine.plan import StepLoad, StepPlan, StepPlanner
 from aquiline.engine.request_limits import RequestLimits
 from aquiline.engine.schedule import ScheduledBatch, ScheduledRequest
+from aquiline.engine.tree_shares import FittedTrees, fitted, known_within, num_nodes, share_within
 from aquiline.errors import ConsistencyError, InvalidParameterError
 from aquiline.request import FinishReason, Request, RequestStatus
-from aquiline.speculation import NO_TREE, TreeShape
+from aquiline.speculation import NO_TREE
 
 # Of the step's rows, one in so many is kept for prefill while any is pending.
 PREFILL_SHARE = 4
@@ -39,8 +39,8 @@ class Scheduler:
        blocks for all their known tokens are free with one to spare per running request. Nobody is admitted in a step
        that preempted. A running prefill therefore never needs another block.
     4. The rows that remain go first to draft tokens that were looked up, every one of which promises to pay, and are
-       then divided equally between the decoding requests that may grow a tree. The most urgent takes blocks first, and
-       trees end at the depth for which blocks are free.
+       then divided as the planner says; where they do not suffice, no request gets more than its equal share. The most
+       urgent takes blocks first, and trees end at the depth for which blocks are free.
 
     When a request's next root lies beyond the positions of the draft, or only one token can ever be drawn, its
     `speculate` is cleared: then it costs no draft work and shares all cached blocks. Tokens are looked up all the same.
@@ -55,7 +55,7 @@ class Scheduler:
         self,
         config: SchedulerConfig,
         cache: BlockCache,
-        planner: Planner,
+        planner: StepPlanner,
         limits: RequestLimits,
         lookup: LookupPolicy | None = None,
     ) -> None:
@@ -107,7 +107,7 @@ class Scheduler:
                 f"request_id {request.request_id!r} belongs to a request that is not finished; use another id"
             )
         self._limits.check_prompt(request)
-        if self.num_remaining_tokens(request) == 1:
+        if self.num_remaining_tokens(request) == 1 or (request.speculate and not self._planner.wants_draft(request)):
             request.speculate = False
         self._stop_speculating_beyond_draft(request)
         self._requests[request.request_id] = request
@@ -136,6 +136,7 @@ class Scheduler:
             return
         del self._requests[request.request_id]
         self._lookup.forget(request)
+        self._planner.forget(request.request_id)
         if request in self._running:
             self._release(request)
         else:
@@ -158,13 +159,16 @@ class Scheduler:
         preempted = self._reserve_roots()
         num_roots = sum(request.decodes for request in self._running)
         known = self._look_up(num_roots)
-        shape = self._planner.choose(num_roots)
-        num_prefill_rows = self._most_prefill_rows(num_roots, shape, known)
+        plan = self._planner.plan(self._load(num_roots, known))
+        for request in plan.gives_up:
+            request.speculate = False
+        num_tree_rows = sum(self._held(plan, known).values()) + num_nodes(known)
+        num_prefill_rows = self._most_prefill_rows(num_roots, num_tree_rows)
         if not preempted:
             self._admit_waiting(num_prefill_rows)
         chunks = self._cut_chunks(num_roots, num_prefill_rows)
-        fitted = self._fit_trees(shape, known, chunks)
-        return self._batch(chunks, self._reserve_trees(fitted), fitted.shape, preempted)
+        trees = self._reserve_trees(self._fit_trees(plan, known, chunks))
+        return self._batch(chunks, trees, plan, preempted)
 
     def _reserve_roots(self) -> list[Request]:
         preempted: list[Request] = []
@@ -198,10 +202,29 @@ class Scheduler:
         asked = {request.request_id: request for request in self._running if limits[request.request_id] > 0}
         return self._lookup.look_up(limits, asked, self._max_batched_tokens - num_roots)
 
-    def _most_prefill_rows(self, num_roots: int, shape: TreeShape, known: Mapping[str, HostTree]) -> int:
-        num_growing = sum(self._grows(request, known) for request in self._running)
+    def _load(self, num_roots: int, known: Mapping[str, HostTree]) -> StepLoad:
+        num_pending = sum(request.num_uncomputed_tokens for request in self._running) - num_roots
+        left = self._max_batched_tokens - num_roots - num_nodes(known)
+        least_prefill = min(num_pending, max(1, self._max_batched_tokens // PREFILL_SHARE))
+        return StepLoad(
+            num_roots=num_roots,
+            growing=[request for request in self._running if self._grows(request, known)],
+            speculating=[request for request in self._running if request.speculate],
+            context=sum(request.num_computed_tokens for request in self._running if request.decodes),
+            num_other_rows=min(num_pending, max(0, left)) + num_nodes(known),
+            max_draft_tokens=max(0, left - least_prefill),
+        )
+
+    def _held(self, plan: StepPlan, known: Mapping[str, HostTree]) -> dict[str, int]:
+        """Nodes that the draft model should grow for each request, if there are rows and blocks enough."""
+        growing = [request.request_id for request in self._running if self._grows(request, known)]
+        wanted, whole = plan.num_draft_tokens, plan.shape.num_draft_tokens
+        held = {name: whole if wanted is None else wanted.get(name, 0) for name in growing}
+        return {request_id: size for request_id, size in held.items() if size}
+
+    def _most_prefill_rows(self, num_roots: int, num_tree_rows: int) -> int:
         left_by_roots = self._max_batched_tokens - num_roots
-        left_by_trees = left_by_roots - num_growing * shape.num_draft_tokens - _num_nodes(known)
+        left_by_trees = left_by_roots - num_tree_rows
         return max(left_by_trees, min(left_by_roots, max(1, self._max_batched_tokens // PREFILL_SHARE)))
 
     def _admit_waiting(self, num_prefill_rows: int) -> None:
@@ -227,41 +250,40 @@ class Scheduler:
                 num_left -= chunks[request.request_id]
         return chunks
 
-    def _fit_trees(self, shape: TreeShape, known: dict[str, HostTree], chunks: dict[str, int]) -> _FittedTrees:
+    def _fit_trees(self, plan: StepPlan, known: dict[str, HostTree], chunks: dict[str, int]) -> FittedTrees:
         num_roots = sum(request.decodes for request in self._running)
         num_left = self._max_batched_tokens - num_roots - sum(chunks.values())
-        if num_left < _num_nodes(known):
-            share = num_left // len(known)
-            known = {name: tree.within(share, tree.depth) for name, tree in known.items()} if share else {}
-        num_left -= _num_nodes(known)
-        num_growing = sum(self._grows(request, known) for request in self._running)
-        fits = 0 < num_growing <= num_left
-        return _FittedTrees(shape.truncated(num_left // num_growing) if fits else NO_TREE, known)
+        known = known_within(known, num_left)
+        # Asked again, since a request that was just admitted may decode at once.
+        held = fitted(plan.shape, self._held(plan, known), num_left - num_nodes(known))
+        return FittedTrees(plan.shape, held, known)
 
     def _grows(self, request: Request, known: Mapping[str, HostTree]) -> bool:
         """Whether the draft model is asked for a tree."""
         tree = known.get(request.request_id)
         return self._limits.most_grown_depth(request) > 0 and (tree is None or not self._lookup.suffices(tree))
 
-    def _reserve_trees(self, fitted: _FittedTrees) -> dict[str, ScheduledRequest]:
+    def _reserve_trees(self, trees: FittedTrees) -> dict[str, ScheduledRequest]:
         """The requests with a tree, with blocks reserved for it."""
         scheduled: dict[str, ScheduledRequest] = {}
         for request in sorted(self._running, key=_urgency):
             most_slots = (len(request.block_ids) + self._cache.num_free_blocks) * self._cache.block_size
             room = most_slots - request.num_tokens
-            known = fitted.known.get(request.request_id, NO_NODES)
+            known = trees.known.get(request.request_id, NO_NODES)
             known = known.within(known.num_draft_tokens, room)
-            grows = self._grows(request, fitted.known)
-            grown_depth = max(0, min(fitted.shape.depth, self._limits.most_grown_depth(request), room)) if grows else 0
-            depth = max(grown_depth, known.depth)
+            limit = min(self._limits.most_grown_depth(request), room)
+            share = share_within(trees.shape, trees.held.get(request.request_id, 0), limit)
+            depth = max(share.depth, known.depth)
             if depth > 0:
                 reserved = self._cache.grow(request, request.num_tokens + depth)
                 assert reserved, f"{request.request_id} has no block for a tree that was cut to fit"
-                scheduled[request.request_id] = ScheduledRequest(request, 1, True, depth, grown_depth, known)
+                scheduled[request.request_id] = ScheduledRequest(
+                    request, 1, True, depth, share.depth, known, share.num_draft_tokens
+                )
         return scheduled
 
     def _batch(
-        self, chunks: dict[str, int], trees: dict[str, ScheduledRequest], shape: TreeShape, preempted: list[Request]
+        self, chunks: dict[str, int], trees: dict[str, ScheduledRequest], plan: StepPlan, preempted: list[Request]
     ) -> ScheduledBatch:
         roots = [
             trees.get(request.request_id, ScheduledRequest(request, 1, draws_token=True, max_draft_depth=0))
@@ -273,8 +295,11 @@ class Scheduler:
             for request in self._running
             if (num_rows := chunks.get(request.request_id, 0))
         ]
-        any_grows = any(scheduled.grown_depth for scheduled in roots)
-        return ScheduledBatch((*roots, *prefills), shape if any_grows else NO_TREE, tuple(preempted))
+        if plan.num_new_draft_rows is not None:
+            roots, prefills = [[plan.with_draft_rows(s) for s in part] for part in (roots, prefills)]
+        most = max((scheduled.num_held(plan.shape) for scheduled in roots), default=0)
+        shape = plan.shape.truncated(most) if most else NO_TREE
+        return ScheduledBatch((*roots, *prefills), shape, tuple(preempted))
 
     def check_integrity(self) -> None:
         """Check queues, device rows and the cache against each other.
@@ -292,18 +317,6 @@ class Scheduler:
         if self._waiting != sorted(self._waiting, key=_urgency):
             raise ConsistencyError("scheduler: the waiting requests are out of order")
         self._cache.check_integrity(self._running)
-
-
-@dataclass(frozen=True)
-class _FittedTrees:
-    """Trees for which the step has rows: the shape that the draft model grows, and what was looked up."""
-
-    shape: TreeShape
-    known: Mapping[str, HostTree]
-
-
-def _num_nodes(known: Mapping[str, HostTree]) -> int:
-    return sum(tree.num_draft_tokens for tree in known.values())
 
 
 def _urgency(request: Request) -> tuple[int, int]:

@@ -9,11 +9,11 @@ import torch
 
 from aquiline.config import EngineConfig
 from aquiline.engine.kv_pool import block_bytes
-from aquiline.engine.planner import Planner
 from aquiline.engine.slots import SlotLayout
+from aquiline.engine.tree_families import TreeBounds
 from aquiline.errors import InvalidParameterError
 from aquiline.models.model_config import EagleConfig, LlamaConfig
-from aquiline.speculation import DynamicTree, TreeShape
+from aquiline.speculation import TreeShape, max_children
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 KV_DTYPES = DTYPES | {"int8": torch.int8}
@@ -38,12 +38,13 @@ class EngineSizes:
         config: EngineConfig,
         target: LlamaConfig,
         draft: EagleConfig | None,
-        planner: Planner,
+        bounds: TreeBounds,
         max_known_tokens: int = 0,
     ) -> EngineSizes:
         """Settle every size.
 
         Args:
+            bounds: of the trees that the draft model grows.
             max_known_tokens: most looked-up nodes of a tree.
 
         Raises:
@@ -56,9 +57,9 @@ class EngineSizes:
             )
         scratch = 0
         if draft is not None:
-            for shape in planner.shapes:
+            for shape in config.speculative.shapes:
                 _check_width(shape, draft.draft_vocab_size)
-                scratch = max(scratch, _scratch_places(shape))
+            scratch = bounds.num_scratch_places
         layout = SlotLayout(
             num_blocks=_num_blocks(config, target, draft, max_model_len),
             block_size=config.cache.block_size,
@@ -99,15 +100,8 @@ def _check_memory(layout: SlotLayout, target: LlamaConfig, draft: EagleConfig | 
         )
 
 
-def _scratch_places(shape: TreeShape) -> int:
-    """Draft nodes a request may hold in scratch while its tree grows and is verified."""
-    if isinstance(shape, DynamicTree):
-        return max(shape.num_draft_tokens, shape.steps * shape.topk)
-    return shape.num_draft_tokens
-
-
 def _check_width(shape: TreeShape, draft_vocab_size: int) -> None:
-    width = shape.topk if isinstance(shape, DynamicTree) else max(shape.ranks) + 1
+    width = max_children(shape)
     if width > draft_vocab_size:
         raise InvalidParameterError(
             f"the tree has {width} children at one node; the draft knows only {draft_vocab_size} tokens"

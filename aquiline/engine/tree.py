@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from aquiline.speculation import StaticTree, TreeShape
-
 
 @dataclass(frozen=True)
 class DraftTree:
@@ -76,8 +74,3 @@ class DraftTree:
             grown_counts=None if self.grown_counts is None else self.grown_counts + bare,
             draft_log_probs=log_probs,
         )
-
-
-def max_children(shape: TreeShape) -> int:
-    """Most children of one node of a shape."""
-    return max(shape.ranks) + 1 if isinstance(shape, StaticTree) else shape.topk

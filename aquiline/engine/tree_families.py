@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from aquiline.engine.acceptance import MAX_LEARNT_RANK, SKILLS, AcceptanceEstimator, with_skill
-from aquiline.speculation import StaticTree
+from aquiline.speculation import DynamicTree, StaticTree, TreeShape, max_children
 
 # Deepest node and most children of a node; the first family is the chains.
 FAMILY_BOUNDS = ((6, 1), (1, MAX_LEARNT_RANK), (2, MAX_LEARNT_RANK), (3, MAX_LEARNT_RANK), (5, MAX_LEARNT_RANK))
@@ -25,10 +25,20 @@ class TreeBounds:
     Attributes:
         max_draft_tokens: nodes below the root.
         max_children: of one node.
+        num_scratch_places: draft nodes that a request holds at most while its tree grows and is verified.
     """
 
-    max_draft_tokens: int
+    max_draft_tokens: int = 0
     max_children: int = MAX_LEARNT_RANK
+    num_scratch_places: int = 0
+
+    @classmethod
+    def of_shapes(cls, shapes: Sequence[TreeShape]) -> TreeBounds:
+        """Bounds that just hold the shapes."""
+        # A dynamic tree runs more nodes through the draft than it keeps.
+        places = [s.steps * s.topk if isinstance(s, DynamicTree) else 0 for s in shapes]
+        most = max((shape.num_draft_tokens for shape in shapes), default=0)
+        return cls(most, max(map(max_children, shapes), default=0), max([most, *places]))
 
 
 @dataclass(frozen=True)

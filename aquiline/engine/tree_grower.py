@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aquiline.engine.draft_inputs import DraftInputBuilder
-from aquiline.engine.feature_store import FeatureStore
+from aquiline.engine.feature_store import FeatureStore, RowCount
 from aquiline.engine.grow import GrowthContext, grow_dynamic_tree, grow_static_tree
 from aquiline.engine.guidance import Guidance
 from aquiline.engine.kv_pool import KVPool
@@ -29,7 +29,7 @@ class DraftWork:
     """What a step asks of the draft.
 
     Attributes:
-        behind: requests with computed tokens that have no draft rows yet; those that grow a tree come first.
+        behind: requests with draft rows to write; those that grow a tree come first.
         num_trees: how many of them do.
         guidance: what grammars allow below their roots; None: no request of the step is guided.
         sampling: of the step's drawing requests, tree requests first.
@@ -44,6 +44,18 @@ class DraftWork:
     @property
     def tree_requests(self) -> Sequence[ScheduledRequest]:
         return self.behind[: self.num_trees]
+
+    @property
+    def new_rows(self) -> list[RowCount]:
+        """Draft rows to write, by device row, in the order of `behind`."""
+        return [RowCount(scheduled.request.row, scheduled.num_due_draft_rows) for scheduled in self.behind]
+
+    def held_nodes(self) -> list[int] | None:
+        """Nodes of a static shape that each tree holds, the root included; None where all hold all of it."""
+        if not isinstance(self.shape, StaticTree):
+            return None
+        held = [1 + scheduled.num_held(self.shape) for scheduled in self.tree_requests]
+        return held if held and min(held) <= self.shape.num_draft_tokens else None
 
 
 class TreeGrower(Protocol):
@@ -86,6 +98,7 @@ class ReferenceGrower:
             view=self._builder.prefix_view(requests, num_places),
             root_tokens=self._builder.tensor([request.token_ids[-1] for request in requests]),
             max_depths=self._builder.tensor([scheduled.grown_depth for scheduled in work.tree_requests]),
+            held_nodes=work.held_nodes(),
             allowed=None if work.guidance is None else partial(work.guidance.masks_of, requests),
         )
         if isinstance(shape, StaticTree):
@@ -95,8 +108,9 @@ class ReferenceGrower:
     def _extend(self, work: DraftWork) -> DraftStates | None:
         """Write draft rows from true features; returns those of the roots, [num_trees, hidden]."""
         requests = [scheduled.request for scheduled in work.behind]
-        rows = self._builder.extend_rows(requests)
-        features = self._features.take([request.row for request in requests])
+        new_rows = work.new_rows
+        rows = self._builder.extend_rows(requests, [each.count for each in new_rows])
+        features = self._features.take(new_rows)
         hidden = self._model.combine_features(_with_padding_row(features)[rows.feature_index])
         states = self._model.forward(rows.forward, hidden, self._pool.draft_layers)
         if not work.num_trees:

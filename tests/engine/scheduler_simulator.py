@@ -14,7 +14,8 @@ from typing import Literal
 from aquiline.config import LookupMode, SchedulerConfig, SpeculativeConfig
 from aquiline.engine.cache import BlockCache
 from aquiline.engine.lookup_policy import LookupPolicy
-from aquiline.engine.planner import Planner
+from aquiline.engine.plan import StepPlanner
+from aquiline.engine.planner_choice import bounds_of, planner_for
 from aquiline.engine.request_limits import RequestLimits
 from aquiline.engine.schedule import ScheduledBatch, ScheduledRequest
 from aquiline.engine.scheduler import PREFILL_SHARE, Scheduler
@@ -111,7 +112,9 @@ class Pending:
 class Simulator:
     """Runs requests step by step; raises AssertionError or ConsistencyError at the first fault."""
 
-    def __init__(self, limits: Limits, seed: int = 0, cache: BlockCache | None = None) -> None:
+    def __init__(
+        self, limits: Limits, seed: int = 0, cache: BlockCache | None = None, planner: StepPlanner | None = None
+    ) -> None:
         self.limits = limits
         self.cache = cache or BlockCache(limits.num_blocks, limits.block_size, limits.enable_prefix_cache)
         speculative = SpeculativeConfig(parse_speculation(limits.speculate), lookup=limits.lookup, lookup_tokens=6)
@@ -119,7 +122,7 @@ class Simulator:
         self.scheduler = Scheduler(
             SchedulerConfig(limits.max_num_seqs, limits.max_num_batched_tokens),
             self.cache,
-            Planner(speculative),
+            planner or planner_for(speculative, bounds_of(speculative, 100)),
             RequestLimits(limits.max_model_len, self.cache, limits.draft_max_position),
             self.lookup,
         )
@@ -168,7 +171,7 @@ class Simulator:
         self._take_over(batch)
         self._abort(aborts, "scheduled")
         for scheduled in batch.requests:
-            self._extend_draft(scheduled.request)
+            self._extend_draft(scheduled)
         self._abort(aborts, "drafted")
         runs = {s.request.request_id: self._verify(s) for s in batch.requests if not s.request.is_finished}
         self._abort(aborts, "verified")
@@ -193,7 +196,7 @@ class Simulator:
         assert not set(ids) & {request.request_id for request in batch.preempted}
         num_growing = sum(s.grown_depth > 0 for s in batch.requests)
         num_rows = sum(s.num_new_tokens + s.known.num_draft_tokens for s in batch.requests)
-        num_rows += num_growing * batch.tree.num_draft_tokens
+        num_rows += sum(s.num_held(batch.tree) for s in batch.requests)
         assert num_rows <= limits.max_num_batched_tokens, f"{num_rows} rows in a step"
         assert (batch.tree == NO_TREE) == (num_growing == 0) == (batch.tree.num_draft_tokens == 0)
         decodes = [s.draws_token and s.num_new_tokens == 1 for s in batch.requests]
@@ -274,17 +277,20 @@ class Simulator:
         index, offset = divmod(position, self.limits.block_size)
         return request.block_ids[index] * self.limits.block_size + offset
 
-    def _extend_draft(self, request: Request) -> None:
+    def _extend_draft(self, scheduled: ScheduledRequest) -> None:
+        request, due = scheduled.request, scheduled.num_due_draft_rows
         if request.is_finished or not request.speculate:
             return
         features = self._pending[request.request_id].features
-        for position in range(request.num_draft_rows + 1, request.num_computed_tokens + 1):
+        for position in range(request.num_draft_rows + 1, request.num_draft_rows + due + 1):
             if self.limits.draft_max_position is not None:
                 assert position - 1 < self.limits.draft_max_position, "a draft row beyond the draft's positions"
             assert features.pop(position - 1) == tuple(request.token_ids[:position]), "a feature of another history"
             self.cache.assert_writable(request, position, position)
             self._draft_rows[self._slot(request, position)] = tuple(request.token_ids[: position + 1])
-        request.num_draft_rows = request.num_computed_tokens
+        request.num_draft_rows += due
+        if scheduled.grown_depth:
+            assert request.num_draft_rows == request.num_computed_tokens, "a tree without the draft row of its root"
         self._check_rows(request)
 
     def _run_length(self, most: int) -> int:

@@ -80,9 +80,9 @@ def request(index: int, context: int = 100) -> Request:
     return made
 
 
-def load_of(requests: Sequence[Request], num_prefill_rows: int = 0) -> StepLoad:
+def load_of(requests: Sequence[Request], num_other_rows: int = 0) -> StepLoad:
     context = sum(each.num_computed_tokens for each in requests)
-    return StepLoad(len(requests), requests, requests, context, num_prefill_rows)
+    return StepLoad(len(requests), requests, requests, context, num_other_rows)
 
 
 def survivals(shape: StaticTree, rates: Sequence[Sequence[float]]) -> list[float]:
@@ -100,7 +100,7 @@ def step_size(load: StepLoad, shape: StaticTree, sizes: Sequence[int], new_rows:
     mean_context = load.context // max(1, load.num_roots)
     widths = [sum(shape.num_children[node] > 0 for node in level) for level in shape.levels[:-1]] if trees else []
     return StepSize(
-        num_rows=load.num_roots + nodes + load.num_prefill_rows,
+        num_rows=load.num_roots + nodes + load.num_other_rows,
         num_drawn_rows=load.num_roots + nodes,
         num_requests=load.num_roots,
         context=load.context,

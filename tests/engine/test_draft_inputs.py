@@ -26,7 +26,7 @@ def make_request(name: str, num_draft_rows: int, num_computed_tokens: int, first
 
 
 def test_the_worked_example() -> None:
-    rows = make_builder().extend_rows([make_request("a", 4, 6)])
+    rows = make_builder().extend_rows([make_request("a", 4, 6)], [2])
     assert rows.forward.token_ids.tolist() == [105, 106]
     assert rows.forward.slots.tolist() == [5, 6]
     assert rows.forward.positions.tolist() == [4, 5]
@@ -37,9 +37,16 @@ def test_the_worked_example() -> None:
     assert rows.forward.attention.first_position == 1
 
 
+def test_a_part_of_what_is_pending_ends_before_the_root() -> None:
+    rows = make_builder().extend_rows([make_request("a", 4, 9)], [2])
+    assert rows.forward.token_ids.tolist() == [105, 106]
+    assert rows.forward.slots.tolist() == [5, 6]
+    assert rows.last_rows == {"a": 1}
+
+
 def test_shorter_requests_of_a_group_are_padded_behind_their_rows() -> None:
     requests = [make_request("a", 4, 6), make_request("b", 0, 3, first_block=10), make_request("c", 7, 8, 20)]
-    rows = make_builder().extend_rows(requests)
+    rows = make_builder().extend_rows(requests, [2, 3, 1])
     padding = LAYOUT.padding_slot
     assert rows.forward.token_ids.tolist() == [105, 106, 0, 101, 102, 103, 108, 0, 0]
     assert rows.forward.slots.tolist() == [5, 6, padding, 41, 42, 43, 88, padding, padding]
@@ -54,7 +61,7 @@ def test_shorter_requests_of_a_group_are_padded_behind_their_rows() -> None:
 @pytest.mark.parametrize("num_pending", [WIDEST_SHARED_GROUP, WIDEST_SHARED_GROUP + 1])
 def test_a_long_prefill_gets_a_group_of_its_own(num_pending: int) -> None:
     requests = [make_request("long", 0, num_pending), make_request("a", 4, 6, 20), make_request("b", 2, 3, 30)]
-    rows = make_builder().extend_rows(requests)
+    rows = make_builder().extend_rows(requests, [num_pending, 2, 1])
     groups = rows.forward.attention.groups
     is_alone = num_pending > WIDEST_SHARED_GROUP
     assert len(groups) == (2 if is_alone else 1)

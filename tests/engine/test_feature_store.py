@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aquiline.engine.feature_store import FeatureStore
+from aquiline.engine.feature_store import FeatureStore, RowCount
 from aquiline.engine.kv_pool import MemoryKind
 from aquiline.request import Request, SamplingParams
 
@@ -34,10 +34,20 @@ def test_features_come_back_in_order_and_only_once() -> None:
     store.append(0, features(1.0, 2.0))
     store.append(0, features(3.0))
     assert store.pending(0).tolist() == features(1.0, 2.0, 3.0).tolist()
-    assert store.take([2, 0]).tolist() == features(7.0, 1.0, 2.0, 3.0).tolist()
+    assert store.take([RowCount(2, 1), RowCount(0, 3)]).tolist() == features(7.0, 1.0, 2.0, 3.0).tolist()
     assert store.pending(0).shape == (0, 2)
     store.append(0, features(4.0))
-    assert store.take([0]).tolist() == features(4.0).tolist()
+    assert store.take([RowCount(0, 1)]).tolist() == features(4.0).tolist()
+
+
+def test_a_part_may_be_taken_and_the_rest_waits() -> None:
+    store = make_store()
+    store.admit(make_request(0))
+    store.append(0, features(1.0, 2.0))
+    store.append(0, features(3.0, 4.0))
+    assert store.take([RowCount(0, 1)]).tolist() == features(1.0).tolist()
+    assert store.take([RowCount(0, 2)]).tolist() == features(2.0, 3.0).tolist()
+    assert store.pending(0).tolist() == features(4.0).tolist()
 
 
 @pytest.mark.parametrize(("num_computed_tokens", "last_kept"), [(4, 3.0), (8, 7.0)])
@@ -47,14 +57,14 @@ def test_a_prefix_hit_starts_from_the_feature_of_its_last_token(num_computed_tok
     store.keep_with_blocks([3, 1], features(3.0, 7.0))
     store.admit(make_request(0, num_computed_tokens, (3, 1, 4)))
     store.append(0, features(8.0))
-    assert store.take([0]).tolist() == features(last_kept, 8.0).tolist()
+    assert store.take([RowCount(0, 2)]).tolist() == features(last_kept, 8.0).tolist()
 
 
 def test_blocks_of_one_token_keep_every_feature() -> None:
     store = make_store(block_size=1)
     store.keep_with_blocks([4, 2, 0], features(0.5, 1.5, 2.5))
     store.admit(make_request(0, 3, (4, 2, 0, 1)))
-    assert store.take([0]).tolist() == features(2.5).tolist()
+    assert store.take([RowCount(0, 1)]).tolist() == features(2.5).tolist()
 
 
 def test_a_request_without_a_hit_has_nothing_pending() -> None:
@@ -77,4 +87,4 @@ def test_a_released_row_starts_empty_again() -> None:
 def test_a_block_that_nobody_filled_shows() -> None:
     store = make_store()
     store.admit(make_request(0, 4, (2,)))
-    assert store.take([0]).isnan().all()
+    assert store.take([RowCount(0, 1)]).isnan().all()

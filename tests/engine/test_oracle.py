@@ -61,7 +61,7 @@ def shift_pending_feature(engine: Engine, request: Request) -> None:
 
 def drop_pending_feature(engine: Engine, request: Request) -> None:
     assert engine.features is not None
-    engine.features._pending[request.row] = engine.features._pending[request.row][:-1]
+    engine.features._pending[request.row].pop()
 
 
 def count_a_token_twice(engine: Engine, request: Request) -> None:

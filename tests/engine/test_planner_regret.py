@@ -12,6 +12,7 @@ from aquiline.config import Objective
 from aquiline.engine.acceptance import AcceptanceEstimator
 from aquiline.engine.planner import AutoPlanner, PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
+from aquiline.speculation import NO_TREE, StaticTree
 from tests.engine.synthetic_costs import MACHINES, RATES, FormulaCosts, Machine, best_rate, load_of, request, true_rate
 
 BATCHES = (1, 2, 4, 8, 16, 32, 100, 512)
@@ -46,6 +47,7 @@ def test_the_choice_is_near_the_best_at_every_batch_size(machine: str, rates_nam
     for batch in BATCHES:
         load = load_of([request(index) for index in range(batch)])
         plan = planner.plan(load)
+        assert isinstance(plan.shape, StaticTree)
         held = plan.num_draft_tokens or {}
         sizes = [held.get(each.request_id, 0) for each in load.growing]
         chosen = true_rate(costs, load, plan.shape, sizes, rates)
@@ -82,7 +84,7 @@ def test_a_useless_draft_is_left_within_50_steps_and_hardly_costs_anything_after
     costs = FormulaCosts(MACHINES["convex"], context_cost=0.0)
     for batch in (1, 4, 16):
         requests = [request(index) for index in range(batch)]
-        plain = true_rate(costs, load_of(requests), planner_for(costs).plan(load_of([])).shape, [0] * batch, [])
+        plain = true_rate(costs, load_of(requests), NO_TREE, [0] * batch, [])
         run = Machine(planner_for(costs), costs, random.Random(4)).steps(400, requests, lambda _: RATES["useless"])
         assert sum(size > 0 for size in run.choices[50:]) <= 0.1 * 350
         assert run.rate(50) >= 0.98 * plain
@@ -134,7 +136,7 @@ def test_objectives_differ_where_the_costs_say_so() -> None:
         Machine(planner, costs, random.Random(8)).steps(
             60, requests, lambda each: RATES["good" if int(each.request_id[1:]) < 5 else "fair"]
         )
-    load = load_of(requests, num_prefill_rows=64)
+    load = load_of(requests, num_other_rows=64)
     plans = {name: planner.plan(load) for name, planner in planners.items()}
     forecasts = {name: planner.last for name, planner in planners.items()}
     throughput, latency = forecasts["throughput"], forecasts["latency"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aquiline.config import CacheConfig, EngineConfig, KVCacheDtype, SchedulerConfig, SpeculativeConfig
-from aquiline.engine.planner import Planner
+from aquiline.engine.planner_choice import MOST_AUTO_NODES, bounds_of
 from aquiline.engine.sizing import EngineSizes
 from aquiline.errors import InvalidParameterError
 from aquiline.speculation import parse_speculation
@@ -23,7 +23,9 @@ DRAFT_TOKEN_BYTES = 1 * 2 * 2 * 16 * 4
 def sizes(config: EngineConfig, mode: str = "off") -> EngineSizes:
     config = replace(config, dtype="float32", speculative=SpeculativeConfig(parse_speculation(mode)))
     draft = None if mode == "off" else DRAFT
-    return EngineSizes.derive(config, TARGET, draft, Planner(config.speculative))
+    return EngineSizes.derive(
+        config, TARGET, draft, bounds_of(config.speculative, draft.draft_vocab_size if draft else 0)
+    )
 
 
 def test_the_context_is_the_models_unless_a_smaller_one_is_asked_for() -> None:
@@ -80,7 +82,7 @@ def test_a_cache_larger_than_the_memory_is_refused() -> None:
         ("tree:3x2x1", 15),
         ("dynamic:steps=5,topk=4,nodes=16", 20),
         ("dynamic:steps=2,topk=4,nodes=20", 20),
-        ("auto", 1),
+        ("auto", MOST_AUTO_NODES),
     ],
 )
 def test_scratch_holds_the_largest_tree(mode: str, scratch: int) -> None:
@@ -94,4 +96,4 @@ def test_more_children_than_the_draft_knows_tokens_are_refused(mode: str) -> Non
     config = EngineConfig(speculative=SpeculativeConfig(parse_speculation(mode)))
     draft = replace(DRAFT, draft_vocab_size=29)
     with pytest.raises(InvalidParameterError, match="children at one node; the draft knows only 29 tokens"):
-        EngineSizes.derive(config, TARGET, draft, Planner(config.speculative))
+        EngineSizes.derive(config, TARGET, draft, bounds_of(config.speculative, draft.draft_vocab_size if draft else 0))

@@ -152,7 +152,9 @@ def rotate_nodes_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def change_extension(monkeypatch: pytest.MonkeyPatch, change: Callable[[ExtendRows], ExtendRows]) -> None:
     right = DraftInputBuilder.extend_rows
-    monkeypatch.setattr(DraftInputBuilder, "extend_rows", lambda self, requests: change(right(self, requests)))
+    monkeypatch.setattr(
+        DraftInputBuilder, "extend_rows", lambda self, requests, counts: change(right(self, requests, counts))
+    )
 
 
 def rotate_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ class EngineRows:
         self.features = pair.target.model.forward(rows, self.pool.target_layers).features
         request.num_computed_tokens = num_computed
         self.draft_inputs = DraftInputBuilder(layout, self.builder)
-        self.extend = self.draft_inputs.extend_rows([request]).forward
+        self.extend = self.draft_inputs.extend_rows([request], [num_computed]).forward
         combined = pair.model.combine_features(self.features)
         self.states = pair.model.forward(self.extend, combined, self.pool.draft_layers)
 
