@@ -63,6 +63,11 @@ def combine(
     return report
 
 
+def num_shards(folder: Path) -> int:
+    """How much a folder holds: what has grown since is not what was put together before."""
+    return sum(len(shard_paths(folder / part)) for part in (EVALUATION_FOLDER, TRAINING_FOLDER))
+
+
 def asked_text(tokenizer: Tokenizer, example: TrainingExample) -> str:
     """Everything in an example that the target did not write, one piece after the other."""
     token_ids = [token_id for token_id, flag in zip(example.token_ids, example.is_answer, strict=True) if not flag]

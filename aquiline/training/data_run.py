@@ -18,7 +18,7 @@ from aquiline.models.load_progress import LoadCallback
 from aquiline.models.loading import open_target
 from aquiline.speculation import parse_speculation
 from aquiline.tokenizer import Tokenizer
-from aquiline.training.combining import combine
+from aquiline.training.combining import combine, num_shards
 from aquiline.training.data_settings import DataSettings
 from aquiline.training.dataset import EVALUATION_FOLDER, DatasetFolder
 from aquiline.training.evaluation_prompts import HELD_OUT_PROMPTS
@@ -157,7 +157,7 @@ class DataRun:
         tokenizer = Tokenizer.from_path(resolve_model(self._settings.target))
         described = {
             "target": self._settings.target,
-            "folders": [str(path.resolve()) for path in self._settings.paths],
+            "folders": {str(path.resolve()): num_shards(path) for path in self._settings.paths},
             "excluded": excluded.fingerprint,
         }
         dataset = DatasetFolder(self._settings.output, described)

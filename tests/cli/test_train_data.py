@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -135,6 +136,18 @@ def test_folders_are_put_together(capsys: pytest.CaptureFixture[str], target: Pa
     assert found["num_conversations"] + found["num_skipped"].get("duplicate", 0) >= sum(
         len(ExampleStore(tmp_path / seed)) for seed in ("1", "2")
     )
+
+
+def test_a_folder_that_grew_is_put_together_anew(
+    capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path
+) -> None:
+    one: list[str | Path] = ["--target", target, "--output", tmp_path / "one", *SMALL]
+    first = summary(capsys, *one)
+    both: list[str | Path] = ["--target", target, "--output", tmp_path / "both", "--data", tmp_path / "one"]
+    assert summary(capsys, *both) == summary(capsys, *both) | {"seconds": ANY}
+    one[one.index("150")] = str(first["num_answer_tokens"] + 100)
+    summary(capsys, *one)
+    assert "was written with folders" in refusal(capsys, *both)
 
 
 def test_what_training_measures_on_is_never_trained_on(
