@@ -65,7 +65,7 @@ class LabelShape:
     def pack(self, labels: TargetLabels) -> bytes:
         """The record of one example; the widest numbers come first, so that all lie on multiples of their size."""
         columns = (labels.token_ids, labels.log_normalisers, labels.hidden_states, labels.features)
-        return b"".join(column.cpu().contiguous().view(torch.uint8).numpy().tobytes() for column in columns)
+        return b"".join(column.contiguous().view(torch.uint8).numpy().tobytes() for column in columns)
 
     def unpack(self, record: bytes, num_rows: int, num_labels: int) -> TargetLabels:
         """The way back."""
@@ -137,11 +137,11 @@ class LabelCache:
         """The target's states at the rows of a pack."""
         missing = [number for number, index in enumerate(pack.example_ids) if not self._known[index]]
         if len(missing) == len(pack.example_ids) and all(pack.example_ids[n] >= self._num_kept for n in missing):
-            return self._source.label(pack)
+            return _on_host(self._source.label(pack))
         found: dict[int, TargetLabels] = {}
         if missing:
             part = pack.part(missing)
-            for number, labels in zip(missing, _split(part, self._source.label(part)), strict=True):
+            for number, labels in zip(missing, _split(part, _on_host(self._source.label(part))), strict=True):
                 found[number] = labels
                 self._keep(pack.example_ids[number], labels)
         for number, index in enumerate(pack.example_ids):
@@ -224,6 +224,13 @@ def _split(pack: Pack, labels: TargetLabels) -> list[TargetLabels]:
             strict=True,
         )
     ]
+
+
+def _on_host(labels: TargetLabels) -> TargetLabels:
+    """Labels in the memory where records are read to."""
+    return TargetLabels(
+        labels.features.cpu(), labels.hidden_states.cpu(), labels.log_normalisers.cpu(), labels.token_ids.cpu()
+    )
 
 
 def _join(parts: Sequence[TargetLabels]) -> TargetLabels:

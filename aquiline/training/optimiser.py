@@ -97,6 +97,7 @@ class DraftOptimiser:
             parameter.copy_(tensors[f"weights.{name}"])
             if f"first.{name}" in tensors:
                 moments = {key: tensors[f"{kind}.{name}"].to(parameter.device) for kind, key in MOMENTS.items()}
-                self._adam.state[parameter] = {"step": tensors[f"num_steps.{name}"].reshape(()), **moments}
+                num_steps = tensors[f"num_steps.{name}"].reshape(()).to(parameter.device)
+                self._adam.state[parameter] = {"step": num_steps, **moments}
         for name, average in self.averages.items():
             average.copy_(tensors[f"averages.{name}"])

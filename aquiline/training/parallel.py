@@ -32,9 +32,15 @@ class Processes:
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replace every tensor by its sum over all processes."""
-        if self.count > 1:
-            for tensor in tensors:
-                distributed.all_reduce(tensor)
+        if self.count == 1:
+            return
+        for tensor in tensors:
+            # NCCL adds up on its own device only.
+            needs_device = distributed.get_backend() == "nccl" and tensor.device.type == "cpu"
+            shared = tensor.cuda() if needs_device else tensor
+            distributed.all_reduce(shared)
+            if needs_device:
+                tensor.copy_(shared)
 
     def add_up_gradients(self, parameters: Mapping[str, Tensor]) -> None:
         """Sum gradients over all processes; one that had no rows brings zeros."""
@@ -52,9 +58,11 @@ class Processes:
 
 
 def join_processes(device: torch.device) -> Processes:
-    """Join the processes that torchrun started; alone where it did not."""
+    """Join the processes that torchrun started, each with its own CUDA device; alone where it did not."""
     if "WORLD_SIZE" not in os.environ:
         return Processes()
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not distributed.is_initialized():
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return Processes(distributed.get_rank(), distributed.get_world_size())

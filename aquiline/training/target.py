@@ -30,17 +30,23 @@ class FrozenTarget:
         model: hands out the features of the layers that the draft wants.
         tensors: its weights, by the names of `expected_target_tensors`.
         name: of the model, for the files that are written.
-        numerics: with which kernels and precision it runs, in words; labels of other numerics differ.
     """
 
     model: TargetModel
     tensors: Mapping[str, Tensor]
     name: str
-    numerics: str = ""
 
     @property
     def config(self) -> LlamaConfig:
         return self.model.config
+
+    @property
+    def numerics(self) -> str:
+        """On which kernels and with what precision it runs, in words; other numerics give other labels."""
+        dtype = str(self.model.feature_dtype).removeprefix("torch.")
+        if isinstance(self.model, NativeLlama):
+            return f"native kernels, {dtype}, head {self.model.head.kind}, {self.model.num_bytes} bytes of weights"
+        return f"PyTorch on {self.model.device.type}, {dtype}"
 
     def frozen_weights(self, dtype: torch.dtype, device: torch.device) -> FrozenWeights:
         """Embedding and head; one tensor where they are tied."""
@@ -73,9 +79,6 @@ def load_frozen_target(
     loaded = open_target(path, settings.dtype, kept_types=KEPT_UNDER[settings.quantization])
     aux_layer_ids = draft_config(draft, loaded.config).aux_layer_ids
     if device is None or device.type == "cpu":
-        model = assemble_target(loaded, aux_layer_ids, settings)
-        kernels = f"native kernels, {settings.quantization}" if isinstance(model, NativeLlama) else "PyTorch"
-        return FrozenTarget(model, loaded.tensors, name, f"{kernels}, {model.feature_dtype}".replace("torch.", ""))
+        return FrozenTarget(assemble_target(loaded, aux_layer_ids, settings), loaded.tensors, name)
     tensors = {key: tensor.to(device) for key, tensor in loaded.tensors.items()}
-    model = LlamaModel(loaded.config, tensors, aux_layer_ids)
-    return FrozenTarget(model, tensors, name, f"PyTorch on {device.type}, {model.feature_dtype}".replace("torch.", ""))
+    return FrozenTarget(LlamaModel(loaded.config, tensors, aux_layer_ids), tensors, name)
