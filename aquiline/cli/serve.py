@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import sys
 from dataclasses import dataclass
 from typing import Any
 
+from aquiline.cli.config_file import fill_from_config
 from aquiline.cli.model_choice import ModelChoice, check_threads, open_llm
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
 from aquiline.cli.output import write
-from aquiline.cli.parser import Option, add_options, integer, number, values_given
+from aquiline.cli.parser import LineParser, Option, add_options, integer, number, values_given
+from aquiline.cli.speculation_aliases import add_alias_options, resolve_aliases
 from aquiline.errors import InvalidParameterError
 from aquiline.server.settings import ServerSettings
 
 DESCRIPTION = """Serve a model over HTTP: the OpenAI API for chat and text completions, and more (docs/server.md). It
 stops on an interrupt or a termination signal when running requests are answered."""
 
+DEFAULT_MODEL = "smollm2-135m"
 SERVER_RECORDS = (ServerSettings,)
 SERVER_OPTIONS = (
     Option("--host", "host", "address to listen on; 0.0.0.0 is every one of this machine", str, "ADDRESS"),
@@ -53,24 +57,26 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     source.add_argument(
         "model",
         nargs="?",
-        default="smollm2-135m",
+        default=DEFAULT_MODEL,
         metavar="MODEL",
         help="a known name, a GGUF file, a Hugging Face folder or a hub id (default smollm2-135m)",
     )
     source.add_argument(
         "--draft", default="auto", metavar="PATH", help="a draft folder, none, or auto: the model's own (default auto)"
     )
+    source.add_argument("--config", metavar="FILE", help="YAML file with options; those that are typed win")
     source.add_argument("--threads", type=integer, metavar="N", help="CPU threads (default: physical cores)")
     server = parser.add_argument_group("server")
     add_options(server, SERVER_OPTIONS, SERVER_RECORDS)
     server.add_argument("--api-key-file", metavar="FILE", help="a file with one key per line")
     add_options(parser.add_argument_group("engine"), SERVE_ENGINE_OPTIONS, ENGINE_RECORDS)
-    parser.set_defaults(run=run)
+    add_alias_options(parser.add_argument_group("speculation in the words of other engines"))
+    parser.set_defaults(run=functools.partial(run, parser))
 
 
-def run(args: argparse.Namespace) -> None:
+def run(parser: LineParser, args: argparse.Namespace) -> None:
     """Load the model that `args` names and serve it; everything is checked before it is loaded."""
-    settings = check_arguments(args)
+    settings = check_arguments(parser, args)
     llm = open_llm(settings)
     from aquiline.cli.app import package_version
     from aquiline.server.run import serve
@@ -81,12 +87,15 @@ def run(args: argparse.Namespace) -> None:
     serve(llm, settings.model, settings.server, package_version(), show)
 
 
-def check_arguments(args: argparse.Namespace) -> ServeSettings:
-    """Turn parsed arguments into settings.
+def check_arguments(parser: LineParser, args: argparse.Namespace) -> ServeSettings:
+    """Turn parsed arguments, and the file that they name, into settings.
 
     Raises:
         InvalidParameterError: a value outside its range, or options that contradict each other.
     """
+    if args.config is not None:
+        fill_from_config(parser, args, args.config)
+    resolve_aliases(args)
     values = values_given(args, SERVER_OPTIONS)
     if args.api_key_file is not None:
         values["api_keys"] = (*values.get("api_keys", ()), *read_keys(args.api_key_file))
