@@ -93,7 +93,7 @@ NO_TORCH |= {"request_limits", "host_tree", "suffix_automaton", "lookup_policy"}
 OPTIONAL_DEPENDENCIES = {"xgrammar", "triton", "vllm", "matplotlib"}
 IMPORTED_AS = {"pyyaml": "yaml"}
 # Where a program or a thread would end: there everything is caught, and reported.
-OUTERMOST_HANDLERS = {"aquiline/cli/app.py", "aquiline/server/engine_client.py"}
+OUTERMOST_HANDLERS = {"aquiline/cli/app.py", "aquiline/server/engine_thread.py"}
 
 MAX_LINES = {"aquiline/kernels": 400, "tests": 500}
 MAX_FILE_LINES = 350

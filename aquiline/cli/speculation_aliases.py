@@ -3,8 +3,8 @@
 vLLM counts draft tokens as we do. SGLang's `--speculative-num-draft-tokens` counts the root too, so one is taken off:
 
     --speculative-num-steps   --speculative-eagle-topk   --speculative-num-draft-tokens
-    3                         1                          4                                 chain:3
-    5                         4                          17                                dynamic:steps=5,topk=4,nodes=16
+    3                         1                          4                              chain:3
+    5                         4                          17                              dynamic:steps=5,topk=4,nodes=16
 """
 
 from __future__ import annotations

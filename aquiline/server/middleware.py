@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aquiline.server.errors import Failure
+from aquiline.server.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json"})
 LOGGER = logging.getLogger("aquiline.server.access")
@@ -41,8 +42,9 @@ class RequestRecord:
 class RequestLog:
     """Names every request (`X-Request-Id`, the client's own if it is harmless) and logs it when it ends."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,6 +65,8 @@ class RequestLog:
             await self._app(scope, receive, send_named)
         finally:
             seconds = time.perf_counter() - record.started_at
+            # Only paths that exist: whoever invents others must not invent series.
+            self._metrics.observe_http(getattr(scope.get("route"), "path", "other"), record.status)
             shown = {"request_id": request_id, "method": record.method, "path": record.path, "status": record.status}
             LOGGER.info("request", extra={"fields": shown | {"seconds": round(seconds, 6)} | record.figures})
 

@@ -6,7 +6,8 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from aquiline.errors import PromptError
 from aquiline.server.errors import EngineFaultError, Failure, ServerStoppingError
@@ -128,6 +129,12 @@ async def ready(service: Serving) -> Health:
     if not service.client.is_ready:
         raise ServerStoppingError("the server takes no requests now; ask another one")
     return Health(status="ok")
+
+
+@router.get("/metrics", responses=REFUSALS, response_class=PlainTextResponse)
+async def metrics(service: Serving) -> Response:
+    """Figures for Prometheus."""
+    return Response(service.client.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/version", responses=REFUSALS)

@@ -16,9 +16,11 @@ from aquiline.server.app import create_app
 from aquiline.server.engine_client import EngineClient
 from aquiline.server.errors import ServerStoppingError
 from aquiline.server.logs import configure_logs
+from aquiline.server.metrics import Metrics
 from aquiline.server.prompts import PromptLimits
 from aquiline.server.service import Served
 from aquiline.server.settings import ServerSettings
+from aquiline.server.step_report import engine_reporter
 from aquiline.server.tools.prompt import ToolPrompts
 
 SECONDS_AFTER_DRAIN = 5
@@ -38,11 +40,13 @@ def serve(
         InternalError: the engine has failed and was given up.
     """
     configure_logs(settings.log_format)
-    client = EngineClient(llm.engine, llm.config.scheduler.max_num_seqs + settings.max_queue)
+    metrics = Metrics(settings.served_model_name or model)
+    max_unfinished = llm.config.scheduler.max_num_seqs + settings.max_queue
+    client = EngineClient(llm.engine, max_unfinished, metrics, engine_reporter(llm))
     app = create_app(served_by(llm, model, settings, version), client, settings, version)
     server = DrainingServer(uvicorn_config(app, settings), client, settings.drain_timeout)
     server.on_ready = on_ready
-    client.on_give_up = server.give_up
+    client.after_give_up = server.give_up
     try:
         server.run()
     except SystemExit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +17,8 @@ from aquiline.request import SamplingParams
 from aquiline.server.answers import Answer, AnswerHead, AnswerOptions, EventWriter, new_id, whole_answer
 from aquiline.server.chat_answer import ChatAnswer, ChatPlan
 from aquiline.server.completion_answer import CompletionAnswer, CompletionPlan
-from aquiline.server.engine_client import EngineClient, EngineRequest
+from aquiline.server.engine_client import EngineClient
+from aquiline.server.engine_thread import EngineRequest
 from aquiline.server.errors import ModelNotServedError
 from aquiline.server.figures import logged_figures
 from aquiline.server.middleware import RequestRecord
@@ -159,6 +161,7 @@ class Service:
 
         def close() -> None:
             self.client.abort(submission)
+            self.client.metrics.observe_end(submission, time.perf_counter() - submission.submitted_at)
             record.figures |= logged_figures(submission)
 
         if ask.is_streamed:

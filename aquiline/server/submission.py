@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from aquiline.request import RequestOutput
+from aquiline.request import CompletionOutput, RequestOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +17,15 @@ class Run:
     Attributes:
         num_tokens: committed tokens.
         num_accepted: those of them that the draft had guessed; the others were drawn by the target alone.
+        num_draft_tokens: tokens that the draft had guessed.
     """
 
     num_tokens: int
     num_accepted: int
+    num_draft_tokens: int
+
+
+NO_RUN = Run(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class Submission:
         self._num_accepted = 0
         self._num_finished = 0
         self._latest: dict[int, RequestOutput] = {}
-        self._seen: dict[tuple[int, int], tuple[int, int]] = {}
+        self._seen: dict[tuple[int, int], Run] = {}
         self._runs: dict[int, list[list[Run]]] = {
             index: [[] for _ in range(count)] for index, count in enumerate(self.nums_answers)
         }
@@ -101,7 +106,7 @@ class Submission:
         Raises:
             AquilineError: as `progress` does.
         """
-        while self._num_finished < len(self.nums_answers) and self._error is None:
+        while not self.is_complete and self._error is None:
             self._news.clear()
             await self._news.wait()
         if self._error is not None:
@@ -118,21 +123,40 @@ class Submission:
         self._num_accepted += 1
         self._news.set()
 
-    def update(self, index: int, output: RequestOutput) -> None:
-        """Prompt number `index` has come to `output`."""
+    def update(self, index: int, output: RequestOutput) -> list[Run]:
+        """Prompt number `index` has come to `output`; returns what that adds to its answers."""
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
         self._latest[index] = output
         self._changed.add(index)
         self._num_finished += output.finished
+        added = []
         for completion in output.outputs:
-            figures = completion.speculation
-            before = self._seen.get((index, completion.index), (0, 0))
-            now = (figures.num_committed_tokens, figures.num_accepted_draft_tokens)
-            if now != before:
-                self._seen[index, completion.index] = now
-                self._runs[index][completion.index].append(Run(now[0] - before[0], now[1] - before[1]))
+            run = self._run_to(index, completion)
+            if run is not None:
+                self._runs[index][completion.index].append(run)
+                added.append(run)
         self._news.set()
+        return added
+
+    def _run_to(self, index: int, completion: CompletionOutput) -> Run | None:
+        """What led from the last state of an answer to this one; None when nothing did."""
+        figures = completion.speculation
+        now = Run(figures.num_committed_tokens, figures.num_accepted_draft_tokens, figures.num_draft_tokens)
+        before = self._seen.get((index, completion.index), NO_RUN)
+        if now == before:
+            return None
+        self._seen[index, completion.index] = now
+        return Run(
+            now.num_tokens - before.num_tokens,
+            now.num_accepted - before.num_accepted,
+            now.num_draft_tokens - before.num_draft_tokens,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every prompt is answered."""
+        return self._num_finished == len(self.nums_answers)
 
     def fail(self, error: Exception) -> None:
         """End everything with `error`, unless something failed before."""

@@ -15,11 +15,14 @@ import openai
 from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from aquiline.llm import LLM
 from aquiline.server.app import create_app
-from aquiline.server.engine_client import EngineClient, ServedEngine
+from aquiline.server.engine_client import EngineClient
+from aquiline.server.engine_thread import ServedEngine
+from aquiline.server.metrics import Metrics
 from aquiline.server.prompts import PromptLimits
 from aquiline.server.run import DrainingServer, uvicorn_config
 from aquiline.server.service import Served, ServedLLM
 from aquiline.server.settings import ServerSettings
+from aquiline.server.step_report import engine_reporter
 from aquiline.server.tools.prompt import ToolPrompts
 from aquiline.speculation import parse_speculation
 from tests.checkpoints import write_draft, write_target
@@ -76,7 +79,8 @@ def running(
 ) -> Iterator[Running]:
     """Serve until the `with` ends; then nothing may be left in the engine."""
     settings = replace(settings or ServerSettings(), port=0)
-    client = EngineClient(engine, 4 + settings.max_queue)
+    reporter = engine_reporter(llm) if isinstance(llm, LLM) else None
+    client = EngineClient(engine, 4 + settings.max_queue, Metrics(NAME), reporter)
     limits = limits or PromptLimits(256, llm.tokenizer.vocab_size)
     tool_prompts = ToolPrompts(llm.tokenizer, settings.tool_format)
     served = Served(llm, NAME, limits, "aquiline-test", tool_prompts)

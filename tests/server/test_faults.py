@@ -128,7 +128,7 @@ def test_a_failing_step_ends_its_requests_and_no_others(engine: ScriptedEngine, 
 def test_an_engine_that_keeps_failing_is_given_up(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
     given_up = threading.Event()
     with scripted(engine, tokenizer) as server:
-        server.client.on_give_up = given_up.set
+        server.client.after_give_up = given_up.set
         for _ in range(3):
             engine.failure = RuntimeError("broken")
             assert ask(server).status_code == 500
