@@ -41,10 +41,21 @@ def create_app(served: Served, client: EngineClient, settings: ServerSettings, v
     app.add_exception_handler(AquilineError, _on_aquiline_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
+    _describe_refusals(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(KeyCheck, keys=settings.api_keys)
     app.add_middleware(RequestLog, metrics=client.metrics)
     return app
+
+
+def _describe_refusals(app: FastAPI) -> None:
+    """Take the answers out of the description that FastAPI gives to invalid bodies, and this application does not."""
+    schema = app.openapi()
+    for methods in schema["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(name, None)
 
 
 async def _on_aquiline_error(_: Request, error: Exception) -> Response:

@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from aquiline.errors import PromptError
 from aquiline.server.errors import EngineFaultError, Failure, ServerStoppingError
+from aquiline.server.protocol.answers import ChatCompletion, Completion
 from aquiline.server.protocol.chat import ChatBody
 from aquiline.server.protocol.common import ErrorBody, ModelCard, ModelList
 from aquiline.server.protocol.completions import (
@@ -39,6 +40,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         504: "The request took too long.",
     }.items()
 }
+STREAM: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
 router = APIRouter()
 
 
@@ -51,13 +53,13 @@ def service_of(request: Request) -> Service:
 Serving = Annotated[Service, Depends(service_of)]
 
 
-@router.post("/v1/chat/completions", responses=REFUSALS)
+@router.post("/v1/chat/completions", responses=REFUSALS | {200: {"model": ChatCompletion, "content": STREAM}})
 async def chat_completions(body: ChatBody, request: Request, service: Serving) -> Response:
     """Answer a conversation, whole or as a stream of events."""
     return await service.chat(body, request)
 
 
-@router.post("/v1/completions", responses=REFUSALS)
+@router.post("/v1/completions", responses=REFUSALS | {200: {"model": Completion, "content": STREAM}})
 async def completions(body: CompletionBody, request: Request, service: Serving) -> Response:
     """Continue texts, whole or as a stream of events."""
     return await service.complete(body, request)
