@@ -176,6 +176,18 @@ def test_what_training_measures_on_is_never_trained_on(
     assert found["num_skipped"] == {"excluded": 3} and found["num_conversations"] == 1
 
 
+@pytest.mark.parametrize("is_json", [False, True], ids=["table", "json"])
+def test_a_bar_is_drawn_on_a_terminal_only_for_people(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: Path, tmp_path: Path, is_json: bool
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    argv = ["--target", str(target), "--output", str(tmp_path / "data"), *SMALL, *["--json"] * is_json]
+    assert main(["train-data", *argv]) == 0
+    visible = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]|\r|\n", "", capsys.readouterr().err)
+    assert ("answer tokens" in visible) == (not is_json) and (visible == "") == is_json
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
