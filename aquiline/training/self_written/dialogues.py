@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from aquiline.errors import TrainingDataError
 from aquiline.llm import LLM
 from aquiline.request import SamplingParams
 from aquiline.training.examples import TrainingExample
@@ -207,13 +208,20 @@ class DialogueWriter:
         elif not self.seen.learn_answer(answer.token_ids):
             self.seen.num_dropped["duplicate answers"] += 1
         else:
-            messages = (*asked.messages, {"role": "assistant", "content": answer.text})
-            eos_token_ids = self.llm.models.eos_token_ids
-            example = encode_answered(
-                self.llm.tokenizer, asked.messages, answer.token_ids, eos_token_ids, asked.turn.category
-            )
-            return Dialogue(asked.turn, messages, example, asked.fingerprint, answer.has_ended)
+            return self._encoded(asked, answer)
         return None
+
+    def _encoded(self, asked: Asked, answer: Written) -> Dialogue | None:
+        llm = self.llm
+        try:
+            example = encode_answered(
+                llm.tokenizer, asked.messages, answer.token_ids, llm.models.eos_token_ids, asked.turn.category
+            )
+        except TrainingDataError:  # a template may render earlier answers otherwise than they were written
+            self.seen.num_dropped["earlier answers that cannot be found"] += 1
+            return None
+        messages = (*asked.messages, {"role": "assistant", "content": answer.text})
+        return Dialogue(asked.turn, messages, example, asked.fingerprint, answer.has_ended)
 
 
 def _user(text: str) -> Message:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from aquiline.config import EngineConfig
 from aquiline.errors import InvalidParameterError, TrainingDataError
 from aquiline.llm import LLM
 from aquiline.request import SamplingParams
@@ -16,7 +18,7 @@ from aquiline.training.exclusion import ExcludedPrompts
 from aquiline.training.self_written.phrase_book import phrase_book
 from aquiline.training.self_written.settings import SHARES, SelfWrittenSettings
 from aquiline.training.self_written.writer import SelfWriter, WritingProgress
-from tests.training.self_written.tiny_chat import open_chat_model
+from tests.training.self_written.tiny_chat import open_chat_model, write_chat_model
 
 SETTINGS = SelfWrittenSettings(
     seed=3, num_turns_per_round=20, max_answer_tokens=30, max_user_tokens=20, held_out_share=0.2, follow_up_share=0.5
@@ -101,6 +103,21 @@ def test_excluded_prompts_are_never_asked(llm: LLM, tmp_path: Path) -> None:
     for name in ("train", "evaluation"):
         for example in ExampleStore(tmp_path / name):
             assert not excluded.overlap(llm.tokenizer.decode(example.token_ids))
+
+
+def test_a_template_that_forgets_answers_keeps_first_turns(tmp_path: Path) -> None:
+    forgetful = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+        "{% if m['role'] == 'assistant' and not loop.last %}...{% else %}{{ m['content'] }}{% endif %}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    folder = write_chat_model(tmp_path / "target")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": forgetful}))
+    llm = LLM(str(folder), draft=None, config=EngineConfig(dtype="float32"))
+    progress = SelfWriter(llm, tmp_path / "data", SETTINGS, NOTHING, TARGET).write(200)
+    assert progress.num_dropped["earlier answers that cannot be found"] > 0
+    assert {len(example.answers) for example in ExampleStore(tmp_path / "data")} == {1}
 
 
 def test_a_target_that_says_nothing_new_is_not_asked_for_ever(llm: LLM, tmp_path: Path) -> None:
