@@ -26,6 +26,7 @@ from aquiline.cli.yaml_file import read_yaml
 from aquiline.config import EngineConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.model_store import resolve_model
+from aquiline.training.data_settings import SELF
 from aquiline.training.evaluation_prompts import NO_CATEGORY, EvaluationPrompt, held_out_prompts
 from aquiline.training.evaluation_settings import EvaluationSettings
 from aquiline.training.run_settings import RunSettings
@@ -42,6 +43,7 @@ class CommandDefaults:
     target: str | None = None
     output: str | None = None
     data: str | None = None
+    num_tokens: int = 1_000_000
     eval_prompts: str | None = None
     device: str = "auto"
     num_threads: int | None = None
@@ -81,6 +83,8 @@ def check_arguments(args: argparse.Namespace) -> TrainSettings:
     for name in ("target", "output", "data"):
         if name not in values:
             raise InvalidParameterError(f"--{name} is missing; give it, or write it into the file of --config")
+    if "num_tokens" in values and values["data"] != [SELF]:
+        raise InvalidParameterError("--num-tokens means nothing for data that is there already; leave it out")
     if "stages" in values:
         values["stages"] = tuple(values["stages"])
     training = TrainingSettings(
@@ -95,6 +99,8 @@ def check_arguments(args: argparse.Namespace) -> TrainSettings:
             training=training,
             evaluation=EvaluationSettings(**for_record(EvaluationSettings, values)),
             engine=EngineConfig(**for_record(EngineConfig, values)),
+            num_tokens=values.get("num_tokens", CommandDefaults.num_tokens),
+            exclude=(values["eval_prompts"],) if "eval_prompts" in values else (),
             num_threads=check_threads(values.get("num_threads")),
             device=values.get("device", CommandDefaults.device),
             has_plot=values.get("has_plot", CommandDefaults.has_plot),

@@ -86,7 +86,10 @@ SERVING_OPTIONS = tuple(
 RUN_OPTIONS = (
     Option("--target", "target", "the model to draft for, as --model of generate", str, "MODEL"),
     Option("--output", "output", "folder of the run; where it holds one, that run goes on", str, "DIR"),
-    Option("--data", "data", "folder that train-data has written", str, "DIR", is_repeatable=True),
+    Option(
+        "--data", "data", "folder that train-data has written, JSONL file, or self", str, "PATH", is_repeatable=True
+    ),
+    Option("--num-tokens", "num_tokens", "answer tokens that the target writes with --data self", integer, "N"),
     Option("--eval-prompts", "eval_prompts", "JSONL file, as for generate, with category", str, "FILE"),
     Option("--device", "device", "where the head is trained: auto, cpu or cuda", str, "NAME"),
     Option("--threads", "num_threads", "CPU threads", integer, "N"),

@@ -17,6 +17,8 @@ from aquiline.models.draft_metadata import DraftMetadata
 from aquiline.models.loading import LoadedTarget, open_target
 from aquiline.models.model_config import EagleConfig
 from aquiline.tokenizer import Tokenizer
+from aquiline.training.data_run import DataRun
+from aquiline.training.data_settings import SELF
 from aquiline.training.examples import ExampleStore, TrainingExample
 from aquiline.training.export import export_draft
 from aquiline.training.run_settings import RunSettings
@@ -58,6 +60,21 @@ def torch_device(name: str) -> torch.device:
     return torch.device("cuda" if is_cuda else "cpu")
 
 
+def write_data(settings: RunSettings, on_work: OnWork) -> None:
+    """Write the data of a run where it does not lie in folders yet, or what is missing of it.
+
+    Raises:
+        UserError: files or a model that cannot be used.
+    """
+    if settings.writing.way == "folders":
+        return
+    DataRun(
+        settings.writing,
+        lambda num_done, num_all: on_work("writing data", num_done, num_all or 0),
+        lambda num_done, num_all: on_work("packing weights", num_done, num_all),
+    ).run()
+
+
 def prepare(settings: RunSettings, on_work: OnWork) -> PreparedRun:
     """Read the data, choose the draft vocabulary, write the head before training, and load the target with it.
 
@@ -67,7 +84,7 @@ def prepare(settings: RunSettings, on_work: OnWork) -> PreparedRun:
     path = resolve_model(settings.target)
     opened = open_target(path, DTYPES[settings.training.dtype])
     on_work("reading data", 0, 0)
-    examples = read_examples(settings.data)
+    examples = read_examples(settings.data_folders)
     eos_token_ids = Tokenizer.from_path(path).eos_token_ids | frozenset(opened.config.eos_token_ids)
     vocabulary = draft_vocabulary(settings, examples, opened.config.vocab_size, eos_token_ids)
     draft = replace(settings.training.draft, draft_vocab_size=len(vocabulary.target_ids))
@@ -86,7 +103,7 @@ def prepare(settings: RunSettings, on_work: OnWork) -> PreparedRun:
         on_load_progress=lambda num_done, num_all: on_work("packing weights", num_done, num_all),
     )
     provenance = {
-        "folders": [Path(folder).name for folder in settings.data],
+        "source": [name if name == SELF else Path(name).name for name in settings.data],
         "num_answer_tokens": sum(example.num_answer_tokens for example in examples),
         "vocabulary_coverage": round(vocabulary.coverage, 5),
     }

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from aquiline.engine.sizing import DTYPES
+from aquiline.errors import InvalidParameterError
 from aquiline.models.llama import LlamaModel
 from aquiline.speculation import chain
 from aquiline.training.atomic_file import write_atomically
@@ -30,7 +31,7 @@ from aquiline.training.evaluate import HeadEvaluator, HeadFigures
 from aquiline.training.history import History, Record, StepMeans
 from aquiline.training.parallel import join_processes, leave_processes
 from aquiline.training.plot import require_plotting, write_plot
-from aquiline.training.prepare import START, PreparedRun, prepare, torch_device
+from aquiline.training.prepare import START, PreparedRun, prepare, torch_device, write_data
 from aquiline.training.run_settings import RunSettings
 from aquiline.training.target import FrozenTarget
 from aquiline.training.trained_ranks import rank_by_training
@@ -76,8 +77,14 @@ def train(settings: RunSettings, watcher: Watcher | None = None) -> Record:
     device = torch_device(settings.device)
     processes = join_processes(device)
     try:
+        if processes.count > 1 and settings.writing.way != "folders":
+            raise InvalidParameterError(
+                f"data is {', '.join(settings.data)}, and several processes take part; write it into a folder with "
+                "train-data first"
+            )
         if processes.is_first:
             settings.claim_output()
+            write_data(settings, watcher.on_work)
         processes.wait()
         prepared = prepare(settings, watcher.on_work)
         torch.set_num_threads(prepared.llm.num_threads)

@@ -8,16 +8,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from aquiline.config import EngineConfig, SpeculativeConfig
+from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.speculation import parse_speculation
 from aquiline.training.atomic_file import write_atomically
+from aquiline.training.data_settings import DataSettings
 from aquiline.training.evaluation_prompts import EvaluationPrompt
 from aquiline.training.evaluation_settings import EvaluationSettings
 from aquiline.training.settings import TrainingSettings
 
 DeviceName = Literal["auto", "cpu", "cuda"]
-RUN = "run.json"
+RUN, DATA = "run.json", "data"
+WRITING_BATCH_SIZE, WRITING_CACHE_GB = 64, 2.0
 # These change how a run is kept or shown, not what comes out of it.
 FREE = ("training.checkpoint_every", "training.keep_checkpoints", "training.label_cache_gb")
 
@@ -29,10 +31,11 @@ class RunSettings:
     Attributes:
         target: the model to draft for: a known name, a file, a folder or a hub id.
         output: folder of the run.
-        data: folders that `train-data` has written.
+        data: folders that `train-data` has written; or JSONL files, or `self`, from which it is written first.
         prompts: on which checkpoints are compared; none of them may be in the data.
-        backend, quantization, draft_quantization: how target and draft are served, and so which features the draft
-            learns from; see `EngineConfig`.
+        engine: how target and draft are served, and so which features the draft learns from.
+        num_tokens: answer tokens that the target writes where data is `self`.
+        exclude: JSONL files of prompts that data which is written here must not hold.
         num_threads: None: as for `LLM`.
         device: where the draft is trained; `auto` takes a CUDA device if there is one. Evaluations always serve on the
             CPU.
@@ -46,13 +49,16 @@ class RunSettings:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    num_tokens: int = 1_000_000
+    exclude: tuple[str, ...] = ()
     num_threads: int | None = None
     device: DeviceName = "auto"
     has_plot: bool = True
 
     def __post_init__(self) -> None:
-        if not self.data:
-            raise InvalidParameterError("data is empty; name at least one folder that train-data has written")
+        checked = self.writing
+        if checked.way == "answers":
+            raise InvalidParameterError("answers are written anew by train-data --regenerate; give its folder as data")
         if not self.prompts:
             raise InvalidParameterError("prompts is empty; checkpoints are compared on at least one prompt")
         if self.device not in get_args(DeviceName):
@@ -74,12 +80,38 @@ class RunSettings:
             speculative=SpeculativeConfig(parse_speculation("chain:1"), draft_check="off"),
         )
 
+    @property
+    def writing(self) -> DataSettings:
+        """How the data is written where `data` does not name folders; also checks `data`."""
+        serving = self.engine
+        return DataSettings(
+            target=self.target,
+            output=self.output / DATA,
+            data=self.data,
+            num_tokens=self.num_tokens,
+            exclude=self.exclude,
+            engine=EngineConfig(
+                dtype=serving.dtype,
+                backend=serving.backend,
+                quantization=serving.quantization,
+                cache=CacheConfig(kv_cache_gb=WRITING_CACHE_GB),
+                scheduler=SchedulerConfig(max_num_seqs=WRITING_BATCH_SIZE),
+            ),
+            num_threads=self.num_threads,
+        )
+
+    @property
+    def data_folders(self) -> tuple[str, ...]:
+        """Where the examples lie once they are written."""
+        return self.data if self.writing.way == "folders" else (str(self.output / DATA),)
+
     def identity(self) -> dict[str, Any]:
         """What must be equal for a run to go on, by dotted names."""
         prompts = json.dumps([[prompt.category, *map(dict, prompt.messages)] for prompt in self.prompts])
         told = {
             "target": self.target,
             "data": list(self.data),
+            "num_tokens": self.num_tokens if self.writing.way == "self" else None,
             "backend": self.engine.backend,
             "quantization": self.engine.quantization,
             "draft_quantization": self.engine.draft_quantization,

@@ -179,12 +179,14 @@ def test_other_settings_than_those_of_the_run_are_refused(
         pytest.param(["--aux-layer-ids", "1,x"], "argument --aux-layer-ids: 'x' is not an integer", id="layers"),
         pytest.param(["--kind", "eagle1", "--fc-norm"], "fc_norm is an option of eagle3 heads", id="eagle1"),
         pytest.param(["--device", "tpu"], "device is 'tpu'; it must be auto, cpu or cuda", id="device"),
+        pytest.param(["--num-tokens", "9"], "--num-tokens means nothing for data that is there", id="num-tokens"),
+        pytest.param(["--data", "self"], "data is d, self; self stands alone", id="self-and-more"),
         pytest.param(["--threads", "0"], "--threads is 0", id="threads"),
         pytest.param(["--config", "no/such.yaml"], "--config 'no/such.yaml' cannot be read", id="no-file"),
     ],
 )
 def test_mistakes_are_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    names = {option for option in options if option in ("--target", "--data", "--output")}
+    names = {option for option in options if option in ("--target", "--output")}
     filled = [] if names else ["--target", "t", "--data", "d", "--output", "o"]
     assert main(["train", *filled, *options]) == 2
     assert capsys.readouterr().err.startswith(f"aquiline: error: {message}")
@@ -262,3 +264,17 @@ def test_every_option_is_documented_with_its_default() -> None:
     listed = re.findall(r"^\| `(--[a-z0-9-]+)` \| (.*?) \|", documented(), re.MULTILINE)
     assert {flag: default.strip("`") for flag, default in listed} == expected
     assert len(listed) == len(expected)
+
+
+def test_conversations_of_a_file_become_data_first(
+    toys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "So."}]} for text in "ab"
+    ]
+    (tmp_path / "talk.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    argv = arguments(toys, tmp_path / "run", "--no-plot", "--stage", "epochs=1")
+    argv[argv.index("--data") + 1] = str(tmp_path / "talk.jsonl")
+    assert main(argv) == 0
+    assert "the head is in" in capsys.readouterr().out
+    assert (tmp_path / "run" / "data" / "settings.json").exists() and not (tmp_path / "run" / "progress.png").exists()
