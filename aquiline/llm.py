@@ -18,6 +18,7 @@ from aquiline.engine.draft_check import CHECK_TEXT, check_fit
 from aquiline.engine.engine import Engine, EngineModels
 from aquiline.engine.outputs import SampleGroup
 from aquiline.engine.sizing import DTYPES
+from aquiline.engine.step_trace import StepRecorder
 from aquiline.engine.trace import TreeTrace
 from aquiline.errors import DraftMismatchError, InvalidParameterError, ModelNotFoundError, PromptError
 from aquiline.kernels.cpu.packed import MAX_THREADS
@@ -158,6 +159,12 @@ class LLM:
         other._models = replace(self._models, draft=model)
         other.engine = Engine(other._models, self.config)
         return other
+
+    def record_steps(self) -> StepRecorder:
+        """Begin to record every step of the engine, phase by phase; `chrome_trace` makes a trace of it."""
+        recorder = StepRecorder()
+        self.engine.clock.recorder = recorder
+        return recorder
 
     def generate(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from aquiline.engine.step_trace import StepFacts, StepRecorder
 from aquiline.engine.trace import TreeTrace
 from aquiline.request import (
     CompletionOutput,
@@ -39,6 +40,11 @@ class FakeLLM:
         self.tokenizer = FakeTokenizer()
         self.failure = failure
         self.calls: list[tuple[str, Any, SamplingParams]] = []
+        self.recorder: StepRecorder | None = None
+
+    def record_steps(self) -> StepRecorder:
+        self.recorder = StepRecorder()
+        return self.recorder
 
     def generate(self, prompts: Sequence[str], params: SamplingParams, **callbacks: Any) -> list[RequestOutput]:
         self.calls.append(("generate", list(prompts), params))
@@ -59,6 +65,10 @@ class FakeLLM:
     ) -> list[RequestOutput]:
         num_tokens = [min(len(prompt), params.max_tokens or 1000) for prompt in prompts]
         for step in range(-(-max(num_tokens) // TOKENS_PER_STEP)):
+            if self.recorder is not None:
+                self.recorder.start(float(step))
+                self.recorder.lap("verify", step + 0.5)
+                self.recorder.finish(StepFacts(step, len(prompts), 0, len(prompts), 0, 0, 0, len(prompts)))
             for index in reversed(range(len(prompts))):
                 first = step * TOKENS_PER_STEP
                 if first < num_tokens[index]:

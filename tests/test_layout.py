@@ -89,7 +89,7 @@ NO_TORCH = {
     "schedule",
     "trace",
 }
-NO_TORCH |= {"request_limits", "host_tree", "suffix_automaton", "lookup_policy"}
+NO_TORCH |= {"request_limits", "host_tree", "suffix_automaton", "lookup_policy", "step_trace", "chrome_trace"}
 OPTIONAL_DEPENDENCIES = {"xgrammar", "triton", "vllm", "matplotlib"}
 IMPORTED_AS = {"pyyaml": "yaml"}
 # Where a program or a thread would end: there everything is caught, and reported.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from aquiline.config import EngineConfig, SchedulerConfig, SpeculativeConfig
+from aquiline.config import EngineConfig, LookupMode, SchedulerConfig, SpeculativeConfig
 from aquiline.cores import default_num_threads
 from aquiline.errors import (
     DraftMismatchError,
@@ -48,10 +48,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory, target_config: LlamaConfig)
     return folder
 
 
-def open_llm(folder: Path, speculate: str = "tree:2x2", draft: str | None = "draft") -> LLM:
+def open_llm(
+    folder: Path, speculate: str = "tree:2x2", draft: str | None = "draft", lookup: LookupMode = "auto"
+) -> LLM:
     config = EngineConfig(
         dtype="float32",
-        speculative=SpeculativeConfig(parse_speculation(speculate), draft_check="off"),
+        speculative=SpeculativeConfig(parse_speculation(speculate), draft_check="off", lookup=lookup),
         scheduler=SchedulerConfig(max_num_seqs=3),
     )
     return LLM(str(folder / "target"), draft=str(folder / draft) if draft else None, config=config)
@@ -181,7 +183,20 @@ def test_a_draft_for_another_target_is_refused(folder: Path) -> None:
 
 def test_a_tree_without_a_draft_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidParameterError, match="no draft"):
-        open_llm(folder, "chain:2", None)
+        open_llm(folder, "chain:2", None, lookup="off")
+
+
+def test_without_a_draft_tokens_are_looked_up(folder: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    plain = open_llm(folder, "off").generate("over the sea over the", params)
+    for speculate in ("auto", "chain:4"):
+        llm = open_llm(folder, speculate, None)
+        looked_up = llm.generate("over the sea over the", params)
+        assert texts_of(looked_up) == texts_of(plain)
+        figures = looked_up[0].outputs[0].speculation
+        assert figures.num_draft_tokens == figures.num_lookup_tokens > 0
+    with pytest.raises(InvalidParameterError, match="nothing is looked up"):
+        llm.reconfigured(replace(llm.config, speculative=replace(llm.config.speculative, lookup="off")))
 
 
 @pytest.mark.parametrize("config", [{}, {"dtype": "float32"}, SchedulerConfig()], ids=["empty", "dict", "a part"])

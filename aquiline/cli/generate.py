@@ -23,6 +23,7 @@ from aquiline.cli.options import (
 from aquiline.cli.output import AnswerPrinter, JsonPrinter, Printer, StreamPrinter
 from aquiline.cli.parser import add_options
 from aquiline.cli.prompts import Prompt, read_prompts
+from aquiline.cli.step_trace_file import TRACE_HELP, check_trace_path, steps_traced
 from aquiline.cli.waiting import AwaitedPrinter
 from aquiline.errors import InvalidParameterError
 from aquiline.request import RequestOutput, SamplingParams
@@ -43,6 +44,7 @@ class GenerateSettings(ModelChoice):
     is_raw: bool
     is_json: bool
     is_explained: bool
+    trace: str | None = None
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
@@ -58,6 +60,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object per answer, in prompt order")
     output.add_argument("--explain", action="store_true", help="draw the draft tree of every step")
+    output.add_argument("--trace", metavar="FILE", help=TRACE_HELP)
     add_options(parser.add_argument_group("sampling"), SAMPLING_OPTIONS, SAMPLING_RECORDS)
     add_options(parser.add_argument_group("engine"), ENGINE_OPTIONS, ENGINE_RECORDS)
     parser.set_defaults(run=run)
@@ -69,7 +72,8 @@ def run(args: argparse.Namespace) -> None:
     llm = open_llm(settings)
     with AwaitedPrinter(make_printer(settings), settings.is_json or settings.is_explained) as printer:
         started = time.perf_counter()
-        outputs = answer(llm, settings, printer)
+        with steps_traced(llm, settings.trace):
+            outputs = answer(llm, settings, printer)
         printer.close(outputs, time.perf_counter() - started)
 
 
@@ -95,6 +99,7 @@ def check_arguments(args: argparse.Namespace) -> GenerateSettings:
         is_raw=args.raw,
         is_json=args.json,
         is_explained=args.explain,
+        trace=check_trace_path(args.trace),
     )
 
 

@@ -20,7 +20,7 @@ from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.finish import abort
 from aquiline.engine.grammar import CompiledGrammar, GrammarCompiler, VocabularyFactory
 from aquiline.engine.guidance import Guidance
-from aquiline.engine.host_view import accepted_runs, tree_traces
+from aquiline.engine.host_view import accepted_runs, step_facts, tree_traces
 from aquiline.engine.inputs import InputBuilder, StepLayout
 from aquiline.engine.kv_pool import KVPool, MemoryKind
 from aquiline.engine.lookup_policy import LookupPolicy
@@ -263,6 +263,9 @@ class Engine:
             outputs = self._deliver(committed, time.perf_counter() - started)
             self.clock.lap("commit")
             self._observer.finish(step, batch.tree, runs)
+            if self.clock.recorder is not None:
+                waiting = self.scheduler.num_waiting
+                self.clock.recorder.finish(step_facts(self.num_steps - 1, step, runs, committed, waiting))
             for trace in traces:
                 if self.on_trace is not None:
                     self.on_trace(trace)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from aquiline.engine.commit import AcceptedRun
+from aquiline.engine.commit import AcceptedRun, CommittedRequest
 from aquiline.engine.inputs import StepLayout
 from aquiline.engine.sample import Accepted
+from aquiline.engine.step_trace import StepFacts
 from aquiline.engine.trace import TreeTrace
 from aquiline.engine.tree import DraftTree
 from aquiline.kernels.reference.sampling import TokenLogProbs
@@ -105,6 +106,30 @@ def tree_traces(
             )
         )
     return traces
+
+
+def step_facts(
+    step_number: int,
+    step: StepLayout,
+    runs: Mapping[str, AcceptedRun],
+    committed: Sequence[CommittedRequest],
+    num_waiting: int,
+) -> StepFacts:
+    """How large a step was and what came of it.
+
+    Args:
+        num_waiting: requests that were not in the step.
+    """
+    return StepFacts(
+        step=step_number,
+        num_requests=len(step.ordered),
+        num_waiting=num_waiting,
+        num_rows=sum(map(step.num_rows, step.ordered)),
+        num_prefill_rows=sum(scheduled.num_new_tokens for scheduled in step.prefill_requests),
+        num_draft_tokens=sum(run.num_draft_tokens for run in runs.values()),
+        num_lookup_tokens=sum(run.num_lookup_tokens for run in runs.values()),
+        num_committed_tokens=sum(len(item.token_ids) for item in committed),
+    )
 
 
 def _true_places(flags: Tensor) -> list[int]:

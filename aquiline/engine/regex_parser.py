@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from string import hexdigits
 from typing import NoReturn
 
 from aquiline.engine.character_sets import ANY, CLASS_ESCAPES, LINE_ENDS, CharacterSet

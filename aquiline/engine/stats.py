@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from aquiline.engine.step_trace import StepRecorder
+
 PHASES = ("schedule", "draft", "verify", "grammar", "sample", "commit")
 
 
@@ -18,19 +20,25 @@ class PhaseClock:
     Attributes:
         seconds: by the names of PHASES.
         num_steps: how many steps were started.
+        recorder: told of every lap; None costs nothing.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     num_steps: int = 0
+    recorder: StepRecorder | None = None
     _last: float = 0.0
 
     def start(self) -> None:
         """Begin a step."""
         self._last = time.perf_counter()
         self.num_steps += 1
+        if self.recorder is not None:
+            self.recorder.start(self._last)
 
     def lap(self, phase: str) -> None:
         """Count the time since the last lap, or the start, for `phase`."""
         now = time.perf_counter()
         self.seconds[phase] += now - self._last
         self._last = now
+        if self.recorder is not None:
+            self.recorder.lap(phase, now)
