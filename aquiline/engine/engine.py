@@ -95,8 +95,7 @@ class Engine:
         bounds = bounds_of(config.speculative, draft_config.draft_vocab_size if draft_config is not None else 0)
         self.planner = planner or planner_for(config.speculative, bounds, has_draft=speculates)
         self.sizes = EngineSizes.derive(config, target.config, draft_config, bounds, lookup.max_draft_tokens)
-        layout = self.sizes.layout
-        device = target.device
+        layout, device = self.sizes.layout, target.device
         self.config = config
         self.on_trace = on_trace
         self.cache = BlockCache(layout.num_blocks, layout.block_size, config.cache.enable_prefix_cache)
@@ -194,11 +193,9 @@ class Engine:
         return group
 
     def _grammar(self, params: SamplingParams) -> CompiledGrammar | None:
-        if params.guided is None:
-            return None
-        if self.grammars is None:
+        if params.guided is not None and self.grammars is None:
             raise InvalidParameterError("guided needs the bytes of every token, and this model has no tokenizer")
-        return self.grammars.compile(params.guided)
+        return self.grammars.compile(params.guided) if self.grammars and params.guided else None
 
     def _queue(self, group: SampleGroup) -> None:
         for sample in group.samples:
@@ -263,9 +260,7 @@ class Engine:
             outputs = self._deliver(committed, time.perf_counter() - started)
             self.clock.lap("commit")
             self._observer.finish(step, batch.tree, runs)
-            if self.clock.recorder is not None:
-                waiting = self.scheduler.num_waiting
-                self.clock.recorder.finish(step_facts(self.num_steps - 1, step, runs, committed, waiting))
+            self.clock.finish(lambda: step_facts(self.num_steps - 1, step, runs, committed, self.scheduler.num_waiting))
             for trace in traces:
                 if self.on_trace is not None:
                     self.on_trace(trace)

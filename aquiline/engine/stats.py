@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from aquiline.engine.step_trace import StepRecorder
+from aquiline.engine.step_trace import StepFacts, StepRecorder
 
 PHASES = ("schedule", "draft", "verify", "grammar", "sample", "commit")
 
@@ -42,3 +43,8 @@ class PhaseClock:
         self._last = now
         if self.recorder is not None:
             self.recorder.lap(phase, now)
+
+    def finish(self, facts: Callable[[], StepFacts]) -> None:
+        """The step is done; its facts are asked for only where they are recorded."""
+        if self.recorder is not None:
+            self.recorder.finish(facts())
