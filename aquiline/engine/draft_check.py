@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aquiline.models.draft_probe import probe_draft, read_text
+from aquiline.models.draft_probe import ProbeHits, probe_draft, read_text
 from aquiline.models.interfaces import DraftModel, TargetModel
 
 # Ordinary words and grammar: what comes next can often be guessed, and no two sentences are alike.
@@ -20,6 +20,8 @@ MAX_TOKENS = 64
 MIN_TOKENS = 16
 # How likely a draft without any skill is to do as well as one that is let through.
 SIGNIFICANCE = 0.05
+# What somebody reaches who knows which tokens are common, and nothing else.
+LEAST_CHANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,21 @@ class DraftFit:
     """How often a draft's first guess was what the target expects next.
 
     Attributes:
-        chance: share that the same guesses would reach at the wrong places.
+        chance: share that the same guesses would reach at the wrong places, at least LEAST_CHANCE.
     """
 
     num_right: int
     num_positions: int
     chance: float
 
+    @classmethod
+    def of(cls, hits: ProbeHits) -> DraftFit:
+        """The first guesses of a probe."""
+        return cls(int((hits.ranks == 0).sum()), len(hits.ranks), max(LEAST_CHANCE, hits.chance()))
+
     @property
     def is_at_chance(self) -> bool:
-        """Whether guesses at the wrong places would do as well more often than one time in twenty."""
+        """Whether luck would do as well more often than one time in twenty."""
         return binomial_tail(self.num_right, self.num_positions, self.chance) > SIGNIFICANCE
 
 
@@ -58,7 +65,7 @@ def check_fit(
     with torch.inference_mode():
         reading = read_text(target, token_ids[:length], 1, memory_dtype)
         hits = probe_draft(draft, [reading], 1, memory_dtype)
-    return DraftFit(int((hits.ranks == 0).sum()), len(hits.ranks), hits.chance())
+    return DraftFit.of(hits)
 
 
 def binomial_tail(num_hits: int, num_trials: int, chance: float) -> float:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from aquiline.engine.draft_check import SIGNIFICANCE, binomial_tail
+from aquiline.engine.draft_check import DraftFit
 from aquiline.errors import PromptError
 from aquiline.models.draft_metadata import AcceptanceFigures, DraftMetadata, chain_acceptance_length
 from aquiline.models.draft_probe import MARGIN, MAX_RANK, ProbeHits, TargetReading, probe_draft
@@ -72,7 +72,7 @@ class DraftReport:
         agreement: share of positions at which the target's token is among the first 1, 2 and 4 candidates.
         conditional_per_position: share of draft tokens accepted at each place of a chain, given that all before were.
         coverage: share of the target's tokens that are in the draft's vocabulary.
-        chance: what guesses at the wrong places would reach.
+        chance: what guesses at the wrong places, or of common tokens, would reach.
         claimed: the figures of the draft's own metadata that were compared, if there are any.
         cause: the mistake that explains it, if one does.
     """
@@ -123,7 +123,8 @@ def examine(
     variant = as_it_is(draft)
     hits, before = bench.probe(variant, NUM_STEPS), bench.probe(variant, MISTAKE_STEPS)
     mistakes = possible_mistakes(variant, target, weights)
-    of_rows = map_of_similar_rows(variant, weights, _proposed_draft_ids(draft, hits))
+    expected_ids = torch.tensor(sorted(set(hits.expected_ids.tolist())))
+    of_rows = map_of_similar_rows(variant, weights, _proposed_draft_ids(draft, hits), expected_ids)
     if of_rows is not None:
         mistakes = (*mistakes, of_rows)
     tested = []
@@ -179,15 +180,16 @@ def _compare(mistake: Mistake, before: ProbeHits, after: ProbeHits) -> TestedMis
     """Whether a variant foresees more, position by position; those of one token and one expectation are one.
 
     The likelihood shows what right guesses alone would need ten times the text for; but a draft that only hedges better
-    is no better draft, so the guesses must not get worse. Where a variant is asked for other tokens than the draft,
-    these may be easier for any draft: there the guesses have to be clearly better.
+    is no better draft, so the guesses must not get worse, nor be those of chance. Where a variant is asked for other
+    tokens than the draft, these may be easier for any draft: there the guesses have to be clearly better.
     """
     pairs = list(zip(before.root_ids.tolist(), before.expected_ids.tolist(), strict=True))
     number_of = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
     kinds = torch.tensor([number_of[pair] for pair in pairs])
     likelier = _mean_per_kind((after.log_probs - before.log_probs).double().mean(dim=1), kinds)
     accepted = (after.num_accepted - before.num_accepted).double()
-    is_clear = _is_clear(likelier, CLEAR_LIKELIHOOD) and float(accepted.mean()) >= 0
+    is_clear = _is_clear(likelier, CLEAR_LIKELIHOOD)
+    is_clear = is_clear and float(accepted.mean()) >= 0 and not DraftFit.of(after).is_at_chance
     if mistake.variant.pairing.label:
         is_clear = is_clear and _is_clear(_mean_per_kind(accepted, kinds), CLEAR_ACCEPTED)
     return TestedMistake(
@@ -217,12 +219,12 @@ def _report(draft: LoadedDraft, hits: ProbeHits, mistakes: tuple[TestedMistake, 
         (mistake for mistake in mistakes if mistake.is_clear), key=lambda mistake: mistake.likelihood_gain, default=None
     )
     claimed = _claimed(draft.metadata)
-    chance, num_right = hits.chance(), int((hits.ranks == 0).sum())
+    fit = DraftFit.of(hits)
     conditional = hits.conditional_per_position()
     verdict: Verdict = "fits"
     if cause is not None:
         verdict = "mistake found"
-    elif binomial_tail(num_right, len(hits.ranks), chance) > SIGNIFICANCE:
+    elif fit.is_at_chance:
         verdict = "at chance"
     elif claimed is not None and _falls_short(conditional, claimed):
         verdict = "below its figures"
@@ -233,7 +235,7 @@ def _report(draft: LoadedDraft, hits: ProbeHits, mistakes: tuple[TestedMistake, 
         agreement={count: hits.agreement(count) for count in (1, 2, MAX_RANK)},
         conditional_per_position=conditional,
         coverage=float(torch.isin(hits.expected_ids, draft.tensors[ID_MAP]).double().mean()),
-        chance=chance,
+        chance=fit.chance,
         claimed=claimed,
         mistakes=mistakes,
         cause=cause,

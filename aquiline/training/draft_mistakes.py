@@ -229,11 +229,14 @@ def _wrong_maps(draft: DraftVariant) -> Iterator[Mistake]:
         )
 
 
-def map_of_similar_rows(draft: DraftVariant, weights: BorrowedWeights, draft_ids: Tensor) -> Mistake | None:
-    """The mistake that the map belongs to another head: draft ids get the target id whose row of the head is nearest.
+def map_of_similar_rows(
+    draft: DraftVariant, weights: BorrowedWeights, draft_ids: Tensor, target_ids: Tensor
+) -> Mistake | None:
+    """The mistake that the map belongs to another head: a draft id gets the target id whose row of the head is nearest.
 
     Args:
-        draft_ids: those that matter; the others keep what the map says.
+        draft_ids, target_ids: those that matter, for all rows against all would take long; other draft ids are left
+            without a token that matters.
 
     Returns:
         None where there is no reduced vocabulary, or head and target differ in width.
@@ -241,13 +244,18 @@ def map_of_similar_rows(draft: DraftVariant, weights: BorrowedWeights, draft_ids
     head, num_ids = draft.tensors.get(HEAD), draft.config.layers.vocab_size
     if head is None or len(head) == num_ids or head.shape[-1] != weights.head.shape[-1]:
         return None
-    own = torch.nn.functional.normalize(head[draft_ids], dim=-1)
-    likeness = own @ torch.nn.functional.normalize(weights.head, dim=-1).T  # [num_ids, vocab]
-    target_ids = draft.tensors[ID_MAP].clone()
-    target_ids[draft_ids] = likeness.argmax(dim=-1)
+    own, targets = torch.nn.functional.normalize(head, dim=-1), torch.nn.functional.normalize(weights.head, dim=-1)
+    nearest_ids = (targets[target_ids] @ own.T).argmax(dim=-1)
+    draft_ids = torch.tensor(sorted({*draft_ids.tolist(), *nearest_ids.tolist()}))
+    found = (own[draft_ids] @ targets.T).argmax(dim=-1)
+    is_spare = ~torch.isin(torch.arange(num_ids), torch.cat((found, target_ids)))
+    if not bool(is_spare.any()):
+        return None
+    id_map = torch.full((len(head),), int(is_spare.nonzero()[0]))
+    id_map[draft_ids] = found
     return Mistake(
         "map_of_another_head",
         "rows of its head are most like the target's rows of other tokens than d2t leads to: d2t is missing, empty or "
         "of another draft; write the one it was trained with",
-        draft.with_tensors({ID_MAP: target_ids}),
+        draft.with_tensors({ID_MAP: id_map}),
     )

@@ -11,7 +11,7 @@ import torch
 
 from aquiline.cli import main
 from aquiline.config import CacheConfig, DraftCheck, EngineConfig, SpeculativeConfig
-from aquiline.engine.draft_check import MAX_TOKENS, MIN_TOKENS, binomial_tail, check_fit
+from aquiline.engine.draft_check import LEAST_CHANCE, MAX_TOKENS, MIN_TOKENS, DraftFit, binomial_tail, check_fit
 from aquiline.errors import DraftMismatchError, InvalidParameterError
 from aquiline.llm import LLM
 from aquiline.models.draft_probe import MARGIN, RowPairing, probe_draft, read_text
@@ -98,6 +98,12 @@ def test_a_copy_is_let_through_and_an_untrained_draft_is_not(kind: str) -> None:
     random_target = tiny_target(aux_layer_ids=(0, 1, 3))
     fit = check_fit(random_target, tiny_draft(random_target), [id % 60 for id in range(64)], torch.float32)
     assert fit is not None and fit.is_at_chance
+
+
+def test_knowing_common_tokens_is_no_skill() -> None:
+    assert DraftFit(6, 58, LEAST_CHANCE).is_at_chance
+    assert not DraftFit(7, 58, LEAST_CHANCE).is_at_chance
+    assert DraftFit(10, 58, 0.2).is_at_chance
 
 
 def test_a_text_too_short_to_tell_is_not_judged() -> None:
