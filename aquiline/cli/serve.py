@@ -15,6 +15,7 @@ from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
 from aquiline.cli.output import write
 from aquiline.cli.parser import LineParser, Option, add_options, integer, number, values_given
 from aquiline.cli.speculation_aliases import add_alias_options, resolve_aliases
+from aquiline.cli.step_trace_file import TRACE_HELP, check_trace_path, steps_traced
 from aquiline.errors import InvalidParameterError
 from aquiline.server.settings import ServerSettings
 
@@ -48,6 +49,7 @@ class ServeSettings(ModelChoice):
     """A checked `aquiline serve` command line."""
 
     server: ServerSettings
+    trace: str | None = None
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
@@ -69,6 +71,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     server = parser.add_argument_group("server")
     add_options(server, SERVER_OPTIONS, SERVER_RECORDS)
     server.add_argument("--api-key-file", metavar="FILE", help="a file with one key per line")
+    server.add_argument("--trace", metavar="FILE", help=TRACE_HELP)
     add_options(parser.add_argument_group("engine"), SERVE_ENGINE_OPTIONS, ENGINE_RECORDS)
     add_alias_options(parser.add_argument_group("speculation in the words of other engines"))
     parser.set_defaults(run=functools.partial(run, parser))
@@ -84,7 +87,8 @@ def run(parser: LineParser, args: argparse.Namespace) -> None:
     def show(address: str) -> None:
         write(sys.stdout, f"serving {settings.server.served_model_name or settings.model} at {address}\n")
 
-    serve(llm, settings.model, settings.server, package_version(), show)
+    with steps_traced(llm, settings.trace):
+        serve(llm, settings.model, settings.server, package_version(), show)
 
 
 def check_arguments(parser: LineParser, args: argparse.Namespace) -> ServeSettings:
@@ -106,6 +110,7 @@ def check_arguments(parser: LineParser, args: argparse.Namespace) -> ServeSettin
         config=engine_config(args, SERVE_ENGINE_OPTIONS),
         num_threads=check_threads(args.threads),
         server=ServerSettings(**values),
+        trace=check_trace_path(args.trace),
     )
 
 

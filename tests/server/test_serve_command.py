@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import signal
@@ -44,9 +45,9 @@ def test_a_process_serves_until_it_is_told_to_stop(toy_folder: Path, tmp_path: P
     keys = tmp_path / "keys"
     keys.write_text("secret-1\n\nsecret-2\n")
     toy = [str(toy_folder / "target"), "--draft", str(toy_folder / "draft"), "--draft-check", "off"]
-    with served(
-        [*toy, "--dtype", "float32", "--port", "0", "--served-model-name", "toy", "--api-key-file", str(keys)]
-    ) as (process, url):
+    trace = tmp_path / "steps.json"
+    more = ["--served-model-name", "toy", "--api-key-file", str(keys), "--trace", str(trace)]
+    with served([*toy, "--dtype", "float32", "--port", "0", *more]) as (process, url):
         assert httpx.get(f"{url}/ready").status_code == 200
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{url}/v1", api_key="secret-3", max_retries=0).models.list()
@@ -61,6 +62,8 @@ def test_a_process_serves_until_it_is_told_to_stop(toy_folder: Path, tmp_path: P
             reasons += [choice.finish_reason for choice in event.choices]
         assert reasons[-1] == "length", "a stream that runs is answered to its end"
         assert process.wait(SECONDS) == 0
+    steps = [event for event in json.loads(trace.read_text())["traceEvents"] if event["name"].startswith("step ")]
+    assert sum(event["args"]["num_committed_tokens"] for event in steps) == 80
 
 
 @pytest.mark.model
