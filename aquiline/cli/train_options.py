@@ -74,6 +74,7 @@ TRAINING_OPTIONS = (
     Option("--checkpoint-every", "checkpoint_every", "answer tokens between checkpoints", integer, "N"),
     Option("--keep-checkpoints", "keep_checkpoints", "newest checkpoints that stay beside the best", integer, "N"),
     Option("--label-cache-gb", "label_cache_gb", "most disk space for the target's states, in GiB", number, "GIB"),
+    Option("--label-folder", "label_folder", "where they stay after the run, for other runs on this data", str, "DIR"),
 )
 EVALUATION_OPTIONS = (
     Option("--eval-max-tokens", "max_tokens", "most tokens of an answer in evaluations", integer, "N"),

@@ -21,7 +21,12 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 RUN, DATA = "run.json", "data"
 WRITING_BATCH_SIZE, WRITING_CACHE_GB = 64, 2.0
 # These change how a run is kept or shown, not what comes out of it.
-FREE = ("training.checkpoint_every", "training.keep_checkpoints", "training.label_cache_gb")
+FREE = (
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+    "training.label_cache_gb",
+    "training.label_folder",
+)
 
 
 @dataclass(frozen=True)
