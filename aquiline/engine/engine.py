@@ -18,7 +18,7 @@ from aquiline.engine.device_state import DeviceState
 from aquiline.engine.draft import Drafter, grower_for
 from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.finish import abort
-from aquiline.engine.grammar import CompiledGrammar, GrammarCompiler, VocabularyFactory
+from aquiline.engine.grammar import GrammarCompiler, VocabularyFactory
 from aquiline.engine.guidance import Guidance
 from aquiline.engine.host_view import accepted_runs, step_facts, tree_traces
 from aquiline.engine.inputs import InputBuilder, StepLayout
@@ -42,7 +42,6 @@ from aquiline.engine.trace import TreeTrace
 from aquiline.engine.tree_merger import TreeMerger
 from aquiline.engine.verify import Verified, Verifier
 from aquiline.errors import InvalidParameterError
-from aquiline.kernels.sampling_kernels import LogitRows
 from aquiline.models.interfaces import DraftModel, TargetModel
 from aquiline.request import MAX_SEED, Request, RequestOutput, SamplingParams
 from aquiline.token_bytes import IncrementalDecoder
@@ -91,7 +90,9 @@ class Engine:
         speculates = draft is not None and not config.speculative.mode.is_off
         self._draft = draft if speculates else None
         draft_config = self._draft.config if self._draft is not None else None
-        lookup = LookupPolicy(config.speculative, draft is not None)
+        compiler = GrammarCompiler.of(models.new_vocabulary, target.config.vocab_size, models.eos_token_ids)
+        self.guidance = Guidance(compiler, target.config.vocab_size, target.device)
+        lookup = LookupPolicy(config.speculative, draft is not None, grammars=self.guidance if compiler else None)
         bounds = bounds_of(config.speculative, draft_config.draft_vocab_size if draft_config is not None else 0)
         self.planner = planner or planner_for(config.speculative, bounds, has_draft=speculates)
         self.sizes = EngineSizes.derive(config, target.config, draft_config, bounds, lookup.max_draft_tokens)
@@ -110,19 +111,15 @@ class Engine:
         self._sampler = Sampler(target.config.vocab_size, config.speculative.acceptance, target.sampling)
         self._runner = runner_for(target, self.pool, self._builder)
         self._verifier = Verifier(self._runner, self._builder)
-        self.grammars: GrammarCompiler | None = None
-        if models.new_vocabulary is not None:
-            self.grammars = GrammarCompiler(models.new_vocabulary, target.config.vocab_size, models.eos_token_ids)
-        self._guidance = Guidance(target.config.vocab_size, device)
         self._merger = TreeMerger(device, isinstance(self._runner, NativeRunner))
         self.features: FeatureStore | None = None
         self._drafter: Drafter | None = None
         if self._draft is not None:
             self.features = FeatureStore(layout.num_blocks, layout.block_size, self._draft.config.feature_size, memory)
             grower = grower_for(self._draft, self.pool, self.features, self._sampler, self._builder)
-            self._drafter = Drafter(grower, self._guidance)
+            self._drafter = Drafter(grower, self.guidance)
         sampling = SamplingState(layout.max_num_seqs, target.config.vocab_size, device)
-        self._device = DeviceState(self.pool, self.features, sampling, self._guidance)
+        self._device = DeviceState(self.pool, self.features, sampling, self.guidance)
         self._checker = ConsistencyChecker(target, self._draft, CheckedState(self.pool, self.features, sampling))
         self._committer = Committer(self.scheduler.max_request_tokens)
         self._groups: dict[str, SampleGroup] = {}
@@ -167,7 +164,7 @@ class Engine:
             raise InvalidParameterError(f"priority is {priority!r}; it must be an integer")
         params.check_vocab(self._models.target.config.vocab_size)
         check_token_ids(prompt_token_ids, self._models.target.config.vocab_size)
-        grammar = self._grammar(params)
+        grammar = self.guidance.grammar_of(params)
         seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED + 1)
         samples = []
         for index in range(params.n):
@@ -187,15 +184,8 @@ class Engine:
             samples.append(Sample(request, TextStream(decoder, params.stop, params.include_stop_str_in_output)))
         group = SampleGroup(request_id, prompt, tuple(samples))
         self._queue(group)
-        if grammar is not None:
-            for sample in samples:
-                self._guidance.register(sample.request.request_id, grammar)
+        self.guidance.register([sample.request for sample in samples], grammar)
         return group
-
-    def _grammar(self, params: SamplingParams) -> CompiledGrammar | None:
-        if params.guided is not None and self.grammars is None:
-            raise InvalidParameterError("guided needs the bytes of every token, and this model has no tokenizer")
-        return self.grammars.compile(params.guided) if self.grammars and params.guided else None
 
     def _queue(self, group: SampleGroup) -> None:
         for sample in group.samples:
@@ -238,27 +228,27 @@ class Engine:
             self._place(batch.preempted, step)
             sampling = self._device.sampling_inputs(step)
             self._observer.start(step)
-            self.clock.lap("schedule")
+            self.clock.lap("schedule", self.guidance.take_seconds())
             grown = None if self._drafter is None else self._drafter.propose(step, batch.tree, sampling)
             tree = self._merger.merge(step, grown)
             step = step.with_tree(tree)
-            self.clock.lap("draft")
+            self.clock.lap("draft", self.guidance.take_seconds())
             verified = self._verifier.run(step, tree, sampling)
             self.clock.lap("verify")
             accepted = None
             if verified.rows is not None:
-                rows = self._guided(step, verified, verified.rows)
-                self.clock.lap("grammar")
+                rows = self.guidance.guided(step, verified.tree, verified.rows)
+                self.clock.lap("grammar", self.guidance.take_seconds())
                 accepted = self._sampler.accept(sampling, verified.tree, rows)
                 self._runner.move_accepted(step, accepted)
-            self.clock.lap("sample")
+            self.clock.lap("sample", self.guidance.take_seconds())
             runs = {} if accepted is None else accepted_runs(step, verified.tree, accepted)
             committed = self._commit(step, verified, runs)
             traces = self._traces(step, verified, accepted, committed) if accepted and self.on_trace else []
             if self.config.check_consistency:
                 self.check_consistency()
             outputs = self._deliver(committed, time.perf_counter() - started)
-            self.clock.lap("commit")
+            self.clock.lap("commit", self.guidance.take_seconds())
             self._observer.finish(step, batch.tree, runs)
             self.clock.finish(lambda: step_facts(self.num_steps - 1, step, runs, committed, self.scheduler.num_waiting))
             for trace in traces:
@@ -296,12 +286,7 @@ class Engine:
         self.scheduler.check_integrity()
         running = [request for request in self.scheduler.running if not request.is_finished]
         self._checker.check(running)
-        self._guidance.check(running)
-
-    def _guided(self, step: StepLayout, verified: Verified, rows: LogitRows) -> LogitRows:
-        """The rows with what grammars allow at each."""
-        masks = self._guidance.masks(step, verified.tree)
-        return rows if masks is None else replace(rows, masks=masks)
+        self.guidance.check(running)
 
     def _place(self, preempted: Sequence[Request], step: StepLayout) -> None:
         for request in preempted:
@@ -344,5 +329,5 @@ class Engine:
             for sample in group.samples:
                 del self._group_of[sample.request.request_id]
                 del self._streams[sample.request.request_id]
-                self._guidance.forget(sample.request.request_id)
+                self.guidance.forget(sample.request.request_id)
         return group.output()

@@ -42,7 +42,7 @@ class Matcher:
 
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._eos_token_ids = eos_token_ids
-        self._num_words = mask_words(compiled.tokenizer_info.vocab_size)
+        self._own_bits = torch.zeros(1, mask_words(compiled.tokenizer_info.vocab_size), dtype=torch.int32)
         self._ended_stuck = False
 
     @property
@@ -58,6 +58,12 @@ class Matcher:
             return True
         self._ended_stuck = token_id in self._eos_token_ids and self._is_stuck()
         return self._ended_stuck
+
+    def allows(self, token_id: int) -> bool:
+        """Whether a token may come next."""
+        is_legal = self.accept(token_id)
+        self.rollback(int(is_legal))
+        return is_legal
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens."""
@@ -78,10 +84,20 @@ class Matcher:
                 # As a signed number, bit 31 is the lowest.
                 bits[row, token_id // 32] |= 1 << token_id % 32 if token_id % 32 < 31 else -(2**31)
 
+    def only_token(self) -> int | None:
+        """The token that must come next; None where several may."""
+        self.fill(self._own_bits, 0)
+        words = self._own_bits[0].nonzero().flatten()[:2].tolist()
+        word = int(self._own_bits[0, words[0]]) & 0xFFFFFFFF
+        return words[0] * 32 + word.bit_length() - 1 if len(words) == 1 and word.bit_count() == 1 else None
+
+    def likely_tokens(self) -> list[int]:
+        """The longest tokens of the text that must come next; empty where several texts may."""
+        return self._matcher.find_jump_forward_tokens()
+
     def _is_stuck(self) -> bool:
-        bits = torch.zeros(1, self._num_words, dtype=torch.int32)
-        self._matcher.fill_next_token_bitmask(bits, 0)
-        return not bool(bits.any())
+        self._matcher.fill_next_token_bitmask(self._own_bits, 0)
+        return not bool(self._own_bits.any())
 
 
 class CompiledGrammar:
@@ -116,6 +132,13 @@ class GrammarCompiler:
         self._lock = Lock()
         self._compiler: xgrammar.GrammarCompiler | None = None
         self._kept: dict[GuidedParams, Future[CompiledGrammar]] = {}
+
+    @classmethod
+    def of(
+        cls, new_vocabulary: VocabularyFactory | None, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> GrammarCompiler | None:
+        """A compiler where there is a vocabulary."""
+        return None if new_vocabulary is None else cls(new_vocabulary, vocab_size, eos_token_ids)
 
     def compile(self, guided: GuidedParams) -> CompiledGrammar:
         """The grammar of a guide; waits while it is compiled, here or for another caller.

@@ -6,17 +6,24 @@ have different continuations, so every node gets the mask of its own path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 
-from aquiline.engine.grammar import CompiledGrammar, Matcher, mask_words
+from aquiline.engine.grammar import CompiledGrammar, GrammarCompiler, Matcher, mask_words
+from aquiline.engine.grammar_nodes import ForetoldRate, foretold_tokens, guided_tree
+from aquiline.engine.host_tree import HostTree
 from aquiline.engine.inputs import StepLayout
+from aquiline.engine.lookup import LookupLimits
+from aquiline.engine.row_worth import RowWorth
 from aquiline.engine.tree import DraftTree
-from aquiline.errors import ConsistencyError, InternalError
+from aquiline.errors import ConsistencyError, InternalError, InvalidParameterError
 from aquiline.kernels.reference.sampling import TokenMasks
-from aquiline.request import Request
+from aquiline.kernels.sampling_kernels import LogitRows
+from aquiline.request import Request, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -63,29 +70,60 @@ class Guidance:
     """The guided requests of an engine.
 
     Args:
+        compiler: None: no request can be guided.
         device: where masks are used.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, compiler: GrammarCompiler | None, vocab_size: int, device: torch.device) -> None:
+        self._compiler = compiler
         self._vocab_size = vocab_size
         self._device = device
         self._table = MaskTable(vocab_size)
         self._grammars: dict[str, CompiledGrammar] = {}
         self._matchers: dict[str, Matcher] = {}
+        self._rate = ForetoldRate()
+        # Tokens foretold for the step that runs, and whether each was one of several legal ones.
+        self._foretold: dict[str, list[tuple[int, bool]]] = {}
+        self._seconds = 0.0
+
+    def take_seconds(self) -> float:
+        """Time that grammars took since the last question."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - started
 
     @property
     def num_requests(self) -> int:
         """Guided requests that wait or run."""
         return len(self._grammars)
 
-    def register(self, request_id: str, grammar: CompiledGrammar) -> None:
-        """A guided request was added."""
-        self._grammars[request_id] = grammar
+    def grammar_of(self, params: SamplingParams) -> CompiledGrammar | None:
+        """The grammar that a request will follow; None without one. Any thread may ask, to have it compiled early.
+
+        Raises:
+            InvalidParameterError: a guide that cannot be followed.
+        """
+        if params.guided is None:
+            return None
+        if self._compiler is None:
+            raise InvalidParameterError("guided needs the bytes of every token, and this model has no tokenizer")
+        return self._compiler.compile(params.guided)
+
+    def register(self, requests: Sequence[Request], grammar: CompiledGrammar | None) -> None:
+        """Requests were added that follow a grammar, or none."""
+        if grammar is not None:
+            self._grammars.update({request.request_id: grammar for request in requests})
 
     def forget(self, request_id: str) -> None:
         """A request has ended; nothing happens when it is not guided."""
         self._grammars.pop(request_id, None)
         self._matchers.pop(request_id, None)
+        self._foretold.pop(request_id, None)
 
     def admit(self, request: Request) -> None:
         """Set up the matcher of a request that begins to run, from its output so far."""
@@ -96,12 +134,41 @@ class Guidance:
     def release(self, request: Request) -> None:
         """Drop the matcher of a request that was preempted or has ended."""
         self._matchers.pop(request.request_id, None)
+        self._foretold.pop(request.request_id, None)
 
     def commit(self, request: Request, token_ids: Sequence[int]) -> None:
         """Advance by the tokens that a step committed."""
         matcher = self._matchers.get(request.request_id)
-        if matcher is not None:
+        if matcher is None:
+            return
+        with self._timed():
             _advance(matcher, request, token_ids)
+            for (foretold, is_guess), token_id in zip(
+                self._foretold.pop(request.request_id, ()), token_ids, strict=False
+            ):
+                if is_guess:
+                    self._rate.observe(foretold == token_id)
+                if foretold != token_id:
+                    break
+
+    def known_nodes(
+        self, request: Request, look_up: Callable[[], HostTree], limits: LookupLimits, worth: RowWorth
+    ) -> HostTree:
+        """What the request's grammar foretells, and of what is looked up what it allows."""
+        matcher = self._matchers.get(request.request_id)
+        if matcher is None:
+            return look_up()
+        with self._timed():
+            foretold = foretold_tokens(matcher, self._rate.rate, limits, worth)
+            self._foretold[request.request_id] = [(token_id, likely < 1.0) for token_id, likely in foretold]
+        found = look_up()
+        with self._timed():
+            return guided_tree(matcher, foretold, found, limits)
+
+    def guided(self, step: StepLayout, tree: DraftTree | None, rows: LogitRows) -> LogitRows:
+        """The rows of a step with what grammars allow at each."""
+        masks = self.masks(step, tree)
+        return rows if masks is None else replace(rows, masks=masks)
 
     def masks(self, step: StepLayout, tree: DraftTree | None) -> TokenMasks | None:
         """Masks of every row that draws, in row order; None when no request of the step is guided.
@@ -111,6 +178,10 @@ class Guidance:
         """
         if not self._matchers:
             return None
+        with self._timed():
+            return self._masks(step, tree)
+
+    def _masks(self, step: StepLayout, tree: DraftTree | None) -> TokenMasks | None:
         self._table.clear()
         rows: list[int] = []
         for index, scheduled in enumerate(step.drawing):
@@ -136,14 +207,15 @@ class Guidance:
         matchers = [self._matchers.get(request.request_id) for request in requests]
         if not any(matchers):
             return None
-        self._table.clear()
-        num_per_request = len(paths) // len(requests)
-        rows = [
-            -1 if matcher is None else _mask_below(matcher, paths[index * num_per_request + node], self._table)
-            for index, matcher in enumerate(matchers)
-            for node in range(num_per_request)
-        ]
-        return self._table.masks(rows, self._device)
+        with self._timed():
+            self._table.clear()
+            num_per_request = len(paths) // len(requests)
+            rows = [
+                -1 if matcher is None else _mask_below(matcher, paths[index * num_per_request + node], self._table)
+                for index, matcher in enumerate(matchers)
+                for node in range(num_per_request)
+            ]
+            return self._table.masks(rows, self._device)
 
     def is_guided(self, request: Request) -> bool:
         """Whether a running request follows a grammar."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import hexdigits
 from typing import NoReturn
 
 from aquiline.engine.character_sets import ANY, CLASS_ESCAPES, LINE_ENDS, CharacterSet
@@ -239,9 +240,7 @@ class _Parser:
             return CharacterSet.of_text(PLAIN_ESCAPES.get(letter, letter))
         if letter in HEX_ESCAPES:
             digits = self._pattern[self._at + 1 : self._at + 1 + HEX_ESCAPES[letter]]
-            is_number = len(digits) == HEX_ESCAPES[letter] and all(
-                digit in "0123456789abcdefABCDEF" for digit in digits
-            )
+            is_number = len(digits) == HEX_ESCAPES[letter] and set(digits) <= set(hexdigits)
             if is_number and int(digits, 16) in ANY:
                 self._at += 1 + len(digits)
                 return CharacterSet.of_text(chr(int(digits, 16)))

@@ -36,10 +36,11 @@ class PhaseClock:
         if self.recorder is not None:
             self.recorder.start(self._last)
 
-    def lap(self, phase: str) -> None:
-        """Count the time since the last lap, or the start, for `phase`."""
+    def lap(self, phase: str, grammar_seconds: float = 0.0) -> None:
+        """Count the time since the last lap, or the start, for `phase`, except for what of it grammars took."""
         now = time.perf_counter()
-        self.seconds[phase] += now - self._last
+        self.seconds[phase] += now - self._last - grammar_seconds
+        self.seconds["grammar"] += grammar_seconds
         self._last = now
         if self.recorder is not None:
             self.recorder.lap(phase, now)
