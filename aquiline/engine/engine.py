@@ -90,9 +90,9 @@ class Engine:
         speculates = draft is not None and not config.speculative.mode.is_off
         self._draft = draft if speculates else None
         draft_config = self._draft.config if self._draft is not None else None
-        compiler = GrammarCompiler.of(models.new_vocabulary, target.config.vocab_size, models.eos_token_ids)
-        self.guidance = Guidance(compiler, target.config.vocab_size, target.device)
-        lookup = LookupPolicy(config.speculative, draft is not None, grammars=self.guidance if compiler else None)
+        self.grammars = GrammarCompiler.of(models.new_vocabulary, target.config.vocab_size, models.eos_token_ids)
+        self.guidance = Guidance(self.grammars, target.config.vocab_size, target.device)
+        lookup = LookupPolicy(config.speculative, draft is not None, grammars=self.guidance if self.grammars else None)
         bounds = bounds_of(config.speculative, draft_config.draft_vocab_size if draft_config is not None else 0)
         self.planner = planner or planner_for(config.speculative, bounds, has_draft=speculates)
         self.sizes = EngineSizes.derive(config, target.config, draft_config, bounds, lookup.max_draft_tokens)
