@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from aquiline.training.trainer import StepRecord
 
 Record = Mapping[str, Any]
+# What rounding and a quantised draft may make of an acceptance length.
+TOLERATED_GAP = 0.03
 HEADER = f"{'tokens':>11} {'chain':>6} {'tree':>6} {'ms/token':>9} {'plain':>7}  acceptance by position, best tree"
 
 
@@ -126,4 +128,10 @@ def result_drawing(result: Record) -> Group:
         marked = f"{shape['speculate']}{'  (best)' if shape['speculate'] == result['best_shape'] else ''}"
         trees.add_row(marked, f"{shape['acceptance_length']:.2f}", f"{shape['time_per_committed_token_ms']:.2f}")
     trees.columns[0].overflow = "fold"
-    return Group(categories, trees, Text(f"the head is in {result['head']}"))
+    lines = [f"the head is in {result['head']}"]
+    if abs(result["served_over_trained"] - 1.0) > TOLERATED_GAP:
+        lines.append(
+            f"served, a chain is accepted {result['served_over_trained']:.2f} times as far as the code that trained "
+            "it expects; try --draft-quantization none, or --dtype float32"
+        )
+    return Group(categories, trees, *map(Text, lines))

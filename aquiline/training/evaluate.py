@@ -27,6 +27,7 @@ from aquiline.training.tree_search import best_trees, spell_shape
 from aquiline.training.walk import RankedText, conditional_accuracy, hit_rates, tally
 
 MAX_BATCHED_TOKENS = 4096
+NUM_ROUNDS = 40
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,8 @@ class HeadEvaluator:
             self._texts = self._write_answers()
         if costs is None:
             ids = max((text.token_ids for text in self._texts), key=len)
-            num_rounds = 24
             costs = measure_costs(
-                llm, ids, num_rounds, lambda num_done: self._report("measuring steps", num_done, num_rounds)
+                llm, ids, NUM_ROUNDS, lambda num_done: self._report("measuring steps", num_done, NUM_ROUNDS)
             )
         self.costs = costs
 

@@ -201,6 +201,7 @@ class _Run:
         ).frozen_weights(dtype, torch.device("cpu"))
         depth = self._settings.evaluation.max_depth
         ranked = rank_by_training(folder / DRAFT, self._prepared.opened.config, frozen, self._evaluated().texts, depth)
+        served, trained = figures.served["chain"], tally(ranked, chain(depth))
         record = {
             "kind": "result",
             "step": self._trainer.progress.num_steps,
@@ -208,7 +209,8 @@ class _Run:
             "best_step": best["step"],
             "head": str(self._settings.output / HEAD),
             **figures.as_json(),
-            "trained": {"chain": tally(ranked, chain(depth)).figures()},
+            "trained": {"chain": trained.figures()},
+            "served_over_trained": round(served.acceptance_length / trained.acceptance_length, 4),
         }
         write_head(self._settings.output / HEAD, folder / DRAFT, self._prepared.opened.config, record)
         self._add(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from aquiline.cli import main
@@ -21,6 +23,7 @@ from aquiline.cli.app import build_parser
 from aquiline.cli.parser import record_defaults
 from aquiline.cli.train import CommandDefaults, check_arguments
 from aquiline.cli.train_options import ALL_OPTIONS
+from aquiline.cli.train_view import result_drawing
 from aquiline.config import EngineConfig
 from aquiline.request import SamplingParams
 from aquiline.training.evaluation_settings import EvaluationSettings
@@ -278,3 +281,15 @@ def test_conversations_of_a_file_become_data_first(
     assert main(argv) == 0
     assert "the head is in" in capsys.readouterr().out
     assert (tmp_path / "run" / "data" / "settings.json").exists() and not (tmp_path / "run" / "progress.png").exists()
+
+
+def test_a_gap_between_training_and_serving_is_pointed_out(finished: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, records = finished
+    assert records[-1]["served_over_trained"] == pytest.approx(1.0, abs=0.03)
+    shown = []
+    for ratio in (0.98, 0.9):
+        console = Console(file=io.StringIO(), width=80)
+        console.print(result_drawing(records[-1] | {"served_over_trained": ratio}))
+        assert isinstance(console.file, io.StringIO)
+        shown.append("0.90 times as far" in " ".join(console.file.getvalue().split()))
+    assert shown == [False, True]
