@@ -68,4 +68,4 @@ def test_a_model_is_measured(folder: Path) -> None:
 
 def test_without_a_draft_there_is_nothing_to_measure(folder: Path) -> None:
     with pytest.raises(InvalidParameterError, match="no draft model was loaded"):
-        measure_costs(open_toy(folder, "off", None), [1, 2])
+        measure_costs(open_toy(folder, "off", None), [1, 2], num_rounds=1)
