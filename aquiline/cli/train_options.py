@@ -47,7 +47,7 @@ DRAFT_OPTIONS = (
     Option("--norm-before-residual", "norm_before_residual", "the residual stream starts from the normalised state"),
     Option("--fc-norm", "fc_norm", "one norm for each layer that is read (EAGLE-3.1)"),
     Option("--norm-output", "norm_output", "feed the normalised state to the next position (EAGLE-3.1)"),
-    Option("--start", "start", "begin with the target's last layers or with noise: copy or random", str, "HOW"),
+    Option("--start", "start", "with copies of the target's layers, random weights, or a draft's folder", str, "HOW"),
 )
 TRAINING_OPTIONS = (
     Option(

@@ -181,7 +181,7 @@ class CheckpointFolder:
 
     def _compare(self, found: object, folder: Path) -> None:
         here, there = _flat(self._identity), _flat(found)
-        for name in here.keys() | there.keys():
+        for name in dict.fromkeys([*here, *there]):
             if here.get(name) != there.get(name) and name.rpartition(".")[2] not in FREE_SETTINGS:
                 raise InvalidParameterError(
                     f"{name} is {here.get(name)!r}, and the run in {folder.parent.parent} was begun with "

@@ -87,6 +87,11 @@ class Pack:
         )
 
 
+def digest_of(token_ids: Sequence[int]) -> str:
+    """In hexadecimal."""
+    return hashlib.sha256(np.array(token_ids, dtype=np.int64).tobytes()).hexdigest()
+
+
 @dataclass(frozen=True)
 class ExampleIndex:
     """What a run must know of all examples.

@@ -12,8 +12,8 @@ from aquiline.errors import InvalidParameterError
 
 DraftKind = Literal["eagle3", "eagle1"]
 LossName = Literal["kl", "ce", "lk", "lk_hybrid", "eagle1"]
-StartName = Literal["copy", "random"]
 
+START_NAMES = ("copy", "random")
 MAX_LAYERS = 4
 MAX_TTT_STEPS = 16
 LOSSES_OF_KIND: dict[str, tuple[LossName, ...]] = {
@@ -36,7 +36,8 @@ class DraftSettings:
         fc_norm: one RMSNorm per captured layer before fc (EAGLE-3.1). eagle3.
         norm_output: feed the hidden state after the final norm to the next step (EAGLE-3.1). eagle3.
         start: `copy` begins with the target's last layers, head rows and final norm (better than random by a fifth
-            early on); `random` with small noise.
+            early on); `random` with small noise; anything else is the folder of a draft of the same shapes, whose
+            training goes on, perhaps with another vocabulary.
     """
 
     kind: DraftKind = "eagle3"
@@ -47,12 +48,13 @@ class DraftSettings:
     norm_before_residual: bool = False
     fc_norm: bool = False
     norm_output: bool = False
-    start: StartName = "copy"
+    start: str = "copy"
 
     def __post_init__(self) -> None:
         _one_of("kind", self.kind, get_args(DraftKind))
         _integer("num_layers", self.num_layers, 1, MAX_LAYERS)
-        _one_of("start", self.start, get_args(StartName))
+        if not isinstance(self.start, str) or not self.start:
+            raise InvalidParameterError(f"start is {self.start!r}; it must be copy, random or the folder of a draft")
         for name in ("draft_vocab_size", "intermediate_size"):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), 1)

@@ -1,4 +1,4 @@
-"""Where training begins: weights copied from the target, or small noise.
+"""Where training begins: weights copied from the target, small noise, or a draft that is there already.
 
 Copied: the draft's layers are the target's last ones. Layer 0 of an EAGLE-3 head reads embedding and
 hidden state side by side: the embedding's half of its q, k and v is small noise, the other half is the target's. fc is
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from torch import Tensor
 from aquiline.errors import InvalidParameterError
 from aquiline.models.model_config import EagleConfig, LlamaConfig, default_aux_layer_ids
 from aquiline.models.tensor_shapes import EMBEDDING, HEAD, ID_MAP, expected_draft_tensors
-from aquiline.training.settings import DraftSettings, StartName
+from aquiline.training.earlier_draft import take_over
+from aquiline.training.settings import START_NAMES, DraftSettings
 
 NOISE = 0.02
 FC_NOISE = 0.01
@@ -78,7 +80,7 @@ def initial_weights(
     target: LlamaConfig,
     tensors: Mapping[str, Tensor],
     target_ids: Sequence[int],
-    start: StartName,
+    start: str,
     seed: int,
 ) -> dict[str, Tensor]:
     """Weights of a draft before training, float32, by the names of `expected_draft_tensors` but the id map.
@@ -86,6 +88,10 @@ def initial_weights(
     Args:
         tensors: the target's, by the names of `expected_target_tensors`.
         target_ids: the target's id of every draft id.
+        start: as in `DraftSettings`.
+
+    Raises:
+        UserError: `start` is a folder without a draft, or with one that this one cannot begin with.
     """
     shapes = {name: shape for name, shape in expected_draft_tensors(config).items() if name != ID_MAP}
     generator = torch.Generator().manual_seed(seed)
@@ -98,7 +104,7 @@ def initial_weights(
         else:
             noise = FC_NOISE if name.startswith("fc.") else NOISE
             weights[name] = noise * torch.randn(shape, generator=generator)
-    if start == "copy":
+    if start != "random":
         _copy_layers(weights, config, target, tensors)
         width = config.target_hidden_size
         weights["fc.weight"][:, -width:] += torch.eye(width)
@@ -107,6 +113,8 @@ def initial_weights(
             weights[HEAD] = tensors[source][torch.tensor(target_ids, dtype=torch.long)].float()
         if "norm.weight" in weights:
             weights["norm.weight"] = tensors["model.norm.weight"].float()
+    if start not in START_NAMES:
+        take_over(weights, Path(start), config, target, target_ids)
     return weights
 
 

@@ -23,7 +23,7 @@ from aquiline.training.label_cache import LabelCache, LabelShape, LabelSource
 from aquiline.training.labels import TargetLabeller, TargetLabels, Teacher
 from aquiline.training.network import DraftNetwork, trained_names
 from aquiline.training.optimiser import DraftOptimiser, learning_rate
-from aquiline.training.packing import DataOrder, ExampleIndex, Pack, StepPlan, make_pack, split_into_packs
+from aquiline.training.packing import DataOrder, ExampleIndex, Pack, StepPlan, digest_of, make_pack, split_into_packs
 from aquiline.training.parallel import Processes
 from aquiline.training.settings import StageSettings, TrainingSettings
 from aquiline.training.start import draft_config, initial_weights
@@ -321,7 +321,7 @@ class Trainer:
             "target": self._target.name,
             "target_numerics": self._target.numerics,
             "data_digest": self._index.digest,
-            "draft_vocabulary": list(self._data.target_ids),
+            "vocabulary_digest": digest_of(self._data.target_ids),
             "num_processes": self._processes.count,
         }
 

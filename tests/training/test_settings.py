@@ -24,7 +24,7 @@ WRONG_DRAFTS: list[tuple[dict[str, Any], str]] = [
     ({"kind": "eagle1", "aux_layer_ids": (1,)}, "aux_layer_ids is an option of eagle3 heads"),
     ({"kind": "eagle1", "fc_norm": True}, "fc_norm is an option of eagle3 heads"),
     ({"norm_output": 1}, "norm_output is 1; it must be true or false"),
-    ({"start": "zero"}, "start is 'zero'; it must be copy or random"),
+    ({"start": ""}, "start is ''; it must be copy, random or the folder of a draft"),
 ]
 WRONG_STAGES: list[tuple[dict[str, Any], str]] = [
     ({"ttt_steps": 0}, "ttt_steps is 0; it must be an integer, from 1 to 16"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from aquiline.errors import InvalidParameterError
-from aquiline.models.model_config import default_aux_layer_ids
+from aquiline.errors import InvalidParameterError, ModelNotFoundError
+from aquiline.models.draft_metadata import DraftMetadata
+from aquiline.models.model_config import LlamaConfig, default_aux_layer_ids
 from aquiline.models.tensor_shapes import ID_MAP, expected_draft_tensors, expected_target_tensors
-from aquiline.training.export import layout_for
+from aquiline.training.export import export_draft, layout_for
 from aquiline.training.settings import DraftSettings
 from aquiline.training.start import draft_config, initial_weights
 from tests.tiny import random_tensors, tiny_llama_config
@@ -58,6 +62,42 @@ def test_layers_head_and_norm_are_the_targets_last_ones() -> None:
     assert torch.equal(weights["norm.weight"], tensors["model.norm.weight"])
     high = weights["fc.weight"][:, -hidden:]
     assert float((high - torch.eye(hidden)).abs().max()) < 0.1
+
+
+def exported(folder: Path, target: LlamaConfig, ids: Sequence[int], seed: int) -> dict[str, Tensor]:
+    """A draft in a folder, and what it holds."""
+    tensors = random_tensors(expected_target_tensors(target), seed=0)
+    config = draft_config(replace(EAGLE3, draft_vocab_size=len(ids)), target)
+    weights = initial_weights(config, target, tensors, ids, "random", seed)
+    export_draft(folder, config, weights, ids, DraftMetadata())
+    return {name: tensor.bfloat16().float() for name, tensor in weights.items()}
+
+
+def test_a_run_may_go_on_from_a_draft_with_another_vocabulary(tmp_path: Path) -> None:
+    target = tiny_llama_config()
+    tensors = random_tensors(expected_target_tensors(target), seed=0)
+    old_ids, ids = (0, 3, 5, 9), (3, 4, 9, 60)
+    old = exported(tmp_path / "draft", target, old_ids, seed=9)
+    config = draft_config(replace(EAGLE3, draft_vocab_size=4), target)
+    weights = initial_weights(config, target, tensors, ids, str(tmp_path / "draft"), seed=0)
+    for name in set(weights) - {"lm_head.weight"}:
+        assert torch.equal(weights[name], old[name])
+    head, target_head = weights["lm_head.weight"], tensors["lm_head.weight"]
+    assert torch.equal(head[[0, 2]], old["lm_head.weight"][[1, 3]])
+    assert torch.equal(head[[1, 3]], target_head[[4, 60]])
+
+
+def test_a_draft_of_other_shapes_is_no_start(tmp_path: Path) -> None:
+    target = tiny_llama_config()
+    tensors = random_tensors(expected_target_tensors(target), seed=0)
+    exported(tmp_path / "draft", target, DRAFT_IDS, seed=9)
+    others = {"num_layers is 1, and this run's is 2": {"num_layers": 2}, "fc_norm is False": {"fc_norm": True}}
+    for message, changes in others.items():
+        config = draft_config(replace(EAGLE3, **changes), target)  # type: ignore[arg-type]
+        with pytest.raises(InvalidParameterError, match=message):
+            initial_weights(config, target, tensors, DRAFT_IDS, str(tmp_path / "draft"), seed=0)
+    with pytest.raises(ModelNotFoundError, match="nowhere"):
+        initial_weights(config, target, tensors, DRAFT_IDS, str(tmp_path / "nowhere"), seed=0)
 
 
 def test_settings_that_the_target_cannot_meet_are_refused() -> None:
