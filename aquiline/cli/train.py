@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,7 @@ def check_arguments(args: argparse.Namespace) -> TrainSettings:
     for name in ("target", "output", "data"):
         if name not in values:
             raise InvalidParameterError(f"--{name} is missing; give it, or write it into the file of --config")
-    if "num_tokens" in values and values["data"] != [SELF]:
-        raise InvalidParameterError("--num-tokens means nothing for data that is there already; leave it out")
+    _refuse_idle_options(values)
     if "stages" in values:
         values["stages"] = tuple(values["stages"])
     training = TrainingSettings(
@@ -107,6 +107,23 @@ def check_arguments(args: argparse.Namespace) -> TrainSettings:
         ),
         is_json=args.json,
     )
+
+
+def _refuse_idle_options(values: Mapping[str, Any]) -> None:
+    """Refuse what was said and means nothing beside the rest."""
+    is_eagle1 = values.get("kind", DraftSettings.kind) == "eagle1"
+    idle = {
+        "--num-tokens means nothing for data that is there already": "num_tokens" in values
+        and values["data"] != [SELF],
+        "--feature-noise means nothing for eagle3 heads": "feature_noise" in values and not is_eagle1,
+        "--freeze-head means nothing for eagle1 heads, whose head is the target's": is_eagle1
+        and values.get("freeze_head", False),
+        "--draft-vocab-size means nothing for eagle1 heads, which propose any token": is_eagle1
+        and values.get("draft_vocab_size") is not None,
+    }
+    for message, is_idle in idle.items():
+        if is_idle:
+            raise InvalidParameterError(f"{message}; leave it out")
 
 
 def evaluation_prompts(file_name: str | None) -> tuple[EvaluationPrompt, ...]:
