@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from aquiline.server.errors import failure_of
 
 CLIENT_CLOSED = 499
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
 DONE = b"data: [DONE]\n\n"
 Result = TypeVar("Result")
 
@@ -24,8 +26,14 @@ class ClientGoneError(AquilineError):
 
 
 def event(content: Any) -> bytes:
-    """One event that holds `content` as JSON."""
-    return b"data: " + ENCODER.encode(content).encode() + b"\n\n"
+    """One event that holds `content` as JSON.
+
+    The format of events knows no other line breaks than CR and LF, but many clients split at those of Unicode as well.
+    """
+    text = ENCODER.encode(content)
+    if not text.isascii():
+        text = LINE_BREAKS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return b"data: " + text.encode() + b"\n\n"
 
 
 class EventStream(Response):

@@ -1,0 +1,171 @@
+"""Mixed requests, some of them given up at random moments, on a cache that is too small for all of them.
+
+    python -m tests.server.soak 2000
+
+Every answer has to be the one that the model gives alone and without speculation; afterwards every block is free. The
+long run also tells by how much the process has grown in its second half.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from aquiline.llm import LLM
+from aquiline.request import RequestOutput, SamplingParams
+from tests.server.serving import Running, toy_llm, toy_server, write_toy
+
+NUM_CONCURRENT = 12
+ABORTED_SHARE = 0.1
+NUM_BLOCKS = 34
+TEXTS = (
+    "The eagle flies over the sea",
+    "over the sea",
+    "def step(self):",
+    "12,5 km",
+    "The eagle flies over land. " * 2,
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request and what has to come back.
+
+    Attributes:
+        expected: text and finish reason of every choice.
+    """
+
+    path: str
+    body: dict[str, Any]
+    expected: list[tuple[str, str]]
+
+
+@dataclass
+class Tally:
+    """What has happened so far."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+
+def make_jobs(llm: LLM, num_jobs: int, rng: random.Random) -> list[Job]:
+    """Different requests with the answers of a model alone."""
+    jobs = []
+    for index in range(num_jobs):
+        settings: dict[str, Any] = {"max_tokens": rng.randint(1, 60), "n": rng.choice([1, 1, 2]), "seed": index}
+        settings["temperature"] = rng.choice([0.0, 0.0, 1.0])
+        if rng.random() < 0.3:
+            settings["stop"] = [rng.choice("aeio")]
+        text = rng.choice(TEXTS)
+        extras: dict[str, Any] = {"logprobs": 1} if rng.random() < 0.2 else {}
+        if rng.random() < 0.5:
+            output = llm.generate(text, SamplingParams(**settings))[0]
+            jobs.append(Job("/v1/completions", {"prompt": text} | settings | extras, expected_of(output)))
+        else:
+            messages = [{"role": "user", "content": text}]
+            output = llm.chat(messages, SamplingParams(**settings))[0]
+            extras = {"logprobs": True} if extras else {}
+            body = {"messages": messages, "aquiline": True} | settings | extras
+            jobs.append(Job("/v1/chat/completions", body, expected_of(output)))
+    return jobs
+
+
+def expected_of(output: RequestOutput) -> list[tuple[str, str]]:
+    return [(completion.text, str(completion.finish_reason)) for completion in output.outputs]
+
+
+async def run(server: Running, jobs: list[Job], num_requests: int, rng: random.Random) -> Tally:
+    """Ask `num_requests` of the jobs, many at a time."""
+    tally = Tally()
+    tickets = iter(range(num_requests))
+    limits = httpx.Limits(max_connections=NUM_CONCURRENT)
+    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
+
+        async def work() -> None:
+            for _ in tickets:
+                await ask(http, rng.choice(jobs), rng, tally)
+
+        await asyncio.gather(*(work() for _ in range(NUM_CONCURRENT)))
+    return tally
+
+
+async def ask(http: httpx.AsyncClient, job: Job, rng: random.Random, tally: Tally) -> None:
+    """Ask one job, whole or streamed, and perhaps give it up."""
+    body = job.body | {"stream": rng.random() < 0.6, "speculation": {"mode": rng.choice(["auto", "off"])}}
+    patience = rng.randint(0, 8) if rng.random() < ABORTED_SHARE else None
+    if body["stream"]:
+        answer = await streamed(http, job.path, body, patience)
+    else:
+        seconds = None if patience is None else 0.002 * patience
+        try:
+            response = await asyncio.wait_for(http.post(job.path, json=body), seconds)
+            answer = [(text_of(choice), choice["finish_reason"]) for choice in response.json()["choices"]]
+        except TimeoutError:
+            answer = None
+    tally.counts["aborted" if answer is None else "answered"] += 1
+    if answer is not None and answer != job.expected:
+        tally.problems.append(f"{body}: {answer} instead of {job.expected}")
+
+
+async def streamed(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], patience: int | None
+) -> list[tuple[str, str]] | None:
+    """The answer that a stream adds up to; None when it was given up after `patience` lines."""
+    texts, reasons = [""] * body["n"], [""] * body["n"]
+    num_lines = 0
+    async with http.stream("POST", path, json=body) as response:
+        async for line in response.aiter_lines():
+            num_lines += 1
+            if patience is not None and num_lines > patience:
+                return None
+            if line.startswith("data: {"):
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    texts[choice["index"]] += text_of(choice)
+                    reasons[choice["index"]] += choice["finish_reason"] or ""
+    return list(zip(texts, reasons, strict=True))
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    if "text" in choice:
+        return str(choice["text"])
+    return (choice.get("message") or choice["delta"]).get("content") or ""
+
+
+def soak(folder: Path, num_requests: int, seed: int = 0) -> Tally:
+    """A whole run on the toy model in `folder`; what must hold at its end is checked by `toy_server`."""
+    rng = random.Random(seed)
+    jobs = make_jobs(toy_llm(folder, "off"), min(60, 8 + num_requests // 5), rng)
+    llm = toy_llm(folder, num_blocks=NUM_BLOCKS)
+    with toy_server(llm) as server:
+        tally = asyncio.run(run(server, jobs, num_requests, rng))
+    tally.counts["preempted"] = llm.engine.scheduler.num_preemptions
+    return tally
+
+
+def main() -> None:
+    """Run as long as the command line asks."""
+    num_requests = int(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        write_toy(Path(folder))
+        for half in range(2):
+            started = time.perf_counter()
+            tally = soak(Path(folder), num_requests // 2, half)
+            peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(f"{dict(tally.counts)} in {time.perf_counter() - started:.0f} s, peak {peak_mb:.0f} MB")
+            if tally.problems:
+                sys.exit("\n".join(tally.problems[:5]))
+
+
+if __name__ == "__main__":
+    main()
