@@ -61,7 +61,9 @@ def served_by(llm: LLM, model: str, settings: ServerSettings, version: str) -> S
     """What a server of `llm` tells and checks."""
     limits = PromptLimits(llm.engine.scheduler.max_request_tokens, llm.models.target.config.vocab_size)
     tool_prompts = ToolPrompts(llm.tokenizer, settings.tool_format)
-    return Served(llm, settings.served_model_name or model, limits, f"aquiline-{version}", tool_prompts)
+    assert llm.engine.grammars is not None, "an LLM has a tokenizer, and so a vocabulary"
+    name = settings.served_model_name or model
+    return Served(llm, name, limits, f"aquiline-{version}", tool_prompts, llm.engine.grammars.compile)
 
 
 def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:

@@ -6,7 +6,7 @@ from typing import Any
 
 from aquiline.errors import InvalidParameterError, UnsupportedFeatureError
 from aquiline.request import MAX_LOGPROBS, SamplingParams
-from aquiline.server.guided import refuse_guided_fields
+from aquiline.server.guided import guided_params
 from aquiline.server.protocol.chat import ChatBody
 from aquiline.server.protocol.common import SERVICE_TIERS, GenerationBody
 from aquiline.server.protocol.completions import CompletionBody
@@ -76,7 +76,6 @@ def completion_params(body: CompletionBody) -> SamplingParams:
         raise UnsupportedFeatureError(f"best_of is {body.best_of}; answers are not ranked here, ask for them with n")
     if body.suffix:
         raise UnsupportedFeatureError("suffix is given; the models served here only continue texts, leave it out")
-    refuse_guided_fields(body)
     values = _shared(body)
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     values["max_tokens"] = 1 if max_tokens == 0 and body.echo else max_tokens
@@ -90,6 +89,7 @@ def completion_params(body: CompletionBody) -> SamplingParams:
 def _shared(body: GenerationBody) -> dict[str, Any]:
     given = {name: getattr(body, name) for name in SAME_NAMES}
     values = {name: value for name, value in given.items() if value is not None}
+    values["guided"] = guided_params(body)
     if body.top_k is not None:
         values["top_k"] = 0 if body.top_k == -1 else body.top_k
     if body.logit_bias is not None:
@@ -120,7 +120,6 @@ def _checked_top(name: str, value: int) -> int:
 
 
 def _refuse_chat_fields(body: ChatBody) -> None:
-    refuse_guided_fields(body)
     for name, reason in REFUSED.items():
         if getattr(body, name) is not None:
             raise UnsupportedFeatureError(f"{name} is not offered here: {reason}")

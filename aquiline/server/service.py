@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from aquiline.config import EngineConfig
 from aquiline.errors import InvalidParameterError
+from aquiline.guided import GuidedParams
 from aquiline.request import SamplingParams
 from aquiline.server.answers import Answer, AnswerHead, AnswerOptions, EventWriter, new_id, whole_answer
 from aquiline.server.chat_answer import ChatAnswer, ChatPlan
@@ -21,6 +22,7 @@ from aquiline.server.engine_client import EngineClient
 from aquiline.server.engine_thread import EngineRequest
 from aquiline.server.errors import ModelNotServedError
 from aquiline.server.figures import logged_figures
+from aquiline.server.guided import forces_call
 from aquiline.server.middleware import RequestRecord
 from aquiline.server.prompts import PromptLimits, encode_prompts, may_speculate
 from aquiline.server.protocol.chat import ChatBody
@@ -32,6 +34,7 @@ from aquiline.server.settings import ServerSettings
 from aquiline.server.sse import EventStream, unless_gone
 from aquiline.server.submission import Submission
 from aquiline.server.tools.events import ToolParser
+from aquiline.server.tools.llama3 import Llama3Parser
 from aquiline.server.tools.prompt import ToolPrompts
 from aquiline.tokenizer import Tokenizer
 
@@ -52,7 +55,8 @@ class Served:
 
     Attributes:
         name: what clients call it.
-        fingerprint: of this version and these settings.
+        fingerprint: of this version.
+        compile_guided: prepares the engine for a constraint; raises InvalidParameterError for one it cannot take.
     """
 
     llm: ServedLLM
@@ -60,6 +64,7 @@ class Served:
     limits: PromptLimits
     fingerprint: str
     tool_prompts: ToolPrompts
+    compile_guided: Callable[[GuidedParams], object]
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,8 @@ class Service:
         self._check_number(params.n)
         tokenizer = self.served.llm.tokenizer
         messages = template_messages(body.messages)
-        tools = template_tools(body.tools or ()) if body.tool_choice != "none" else []
+        is_call = forces_call(body)
+        tools = template_tools(body.tools or (), is_call) if body.tool_choice != "none" else []
         token_ids = self.served.tool_prompts.encode(messages, tools, body.add_generation_prompt is not False)
         self.served.limits.check(token_ids, "the conversation")
         plan = ChatPlan(
@@ -112,13 +118,15 @@ class Service:
             prompt_token_ids=tuple(token_ids),
             num_answers=params.n,
             skips_special_tokens=params.skip_special_tokens,
-            new_parser=self._parser_factory(tools),
+            new_parser=self._parser_factory(tools, is_call),
             has_one_call=body.parallel_tool_calls is False,
         )
         return Ask([self._engine_request(body, token_ids, params)], ChatAnswer(plan), body.is_streamed)
 
-    def _parser_factory(self, tools: Sequence[Mapping[str, Any]]) -> Callable[[], ToolParser] | None:
+    def _parser_factory(self, tools: Sequence[Mapping[str, Any]], is_call: bool) -> Callable[[], ToolParser] | None:
         names = frozenset(tool["function"]["name"] for tool in tools)
+        if is_call:
+            return lambda: Llama3Parser(names)
         return (lambda: self.served.tool_prompts.new_parser(names)) if names else None
 
     def _ask_completion(self, body: CompletionBody) -> Ask:
@@ -149,6 +157,9 @@ class Service:
     def _engine_request(self, body: GenerationBody, token_ids: Sequence[int], params: SamplingParams) -> EngineRequest:
         mode = "auto" if body.speculation is None else body.speculation.mode
         speculates = may_speculate(mode, self.served.llm.config.speculative.mode)
+        if params.guided is not None:
+            # Here, on a thread of its own, a grammar that takes long to compile delays nobody else.
+            self.served.compile_guided(params.guided)
         return EngineRequest(token_ids, params, body.priority or 0, speculates)
 
     def _head(self, prefix: str, kind: str, chunk_kind: str) -> AnswerHead:

@@ -37,7 +37,7 @@ SECONDS_TO_STOP = 30
 def write_toy(folder: Path) -> Path:
     """A toy target and its draft in `folder`."""
     vocab_size = train_byte_level().get_vocab_size()
-    config = replace(tiny_llama_config(), vocab_size=vocab_size, max_position=256)
+    config = replace(tiny_llama_config(), vocab_size=vocab_size, max_position=640)
     write_target(folder / "target", config)
     write_draft(folder / "draft", replace(tiny_eagle_config(config), draft_vocab_size=vocab_size))
     return folder
@@ -81,9 +81,11 @@ def running(
     settings = replace(settings or ServerSettings(), port=0)
     reporter = engine_reporter(llm) if isinstance(llm, LLM) else None
     client = EngineClient(engine, 4 + settings.max_queue, Metrics(NAME), reporter)
-    limits = limits or PromptLimits(256, llm.tokenizer.vocab_size)
+    limits = limits or PromptLimits(640, llm.tokenizer.vocab_size)
     tool_prompts = ToolPrompts(llm.tokenizer, settings.tool_format)
-    served = Served(llm, NAME, limits, "aquiline-test", tool_prompts)
+    grammars = llm.engine.grammars if isinstance(llm, LLM) else None
+    compile_guided = grammars.compile if grammars is not None else str
+    served = Served(llm, NAME, limits, "aquiline-test", tool_prompts, compile_guided)
     server = DrainingServer(
         uvicorn_config(create_app(served, client, settings, "0"), settings), client, settings.drain_timeout
     )

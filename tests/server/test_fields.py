@@ -29,7 +29,7 @@ BASE: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "The eagle", "max_tokens": 10, "seed": 5},
 }
 CALL = {"type": "function", "function": {"name": "fly"}}
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}
+GUIDES: dict[str, Any] = {"guided_json": 5, "guided_regex": "", "guided_choice": [], "guided_grammar": "no rule"}
 CACHED = {"mode": "explicit"}
 
 REFUSED: dict[str, list[Any]] = {
@@ -41,11 +41,12 @@ REFUSED: dict[str, list[Any]] = {
     "moderation": [{}],
     "prediction": [{"type": "content", "content": "a"}],
     "reasoning_effort": ["low"],
-    "response_format": [SCHEMA],
+    "response_format": [{"type": "xml"}, {"type": "json_schema"}, {"type": "json_object", "schema": {}}],
+    "structured_outputs": [{"html": "a"}, {"whitespace": "none"}],
     "service_tier": ["flex"],
     "store": [True],
     "suffix": ["end"],
-    "tool_choice": ["required", CALL],
+    "tool_choice": ["required", CALL, {"type": "allowed_tools"}],
     "messages": [[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}], []],
     "tools": [[{"type": "custom", "custom": {"name": "a"}}], [{**CALL, "function": {"name": "f", "strict": True}}]],
     "verbosity": ["low"],

@@ -19,10 +19,9 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = Field(None, description="And of this many likely tokens, 0 to 20; needs logprobs.")
     tools: list[Tool] | None = Field(None, max_length=128, description="Functions that the model may call.")
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | JsonObject | None = Field(
-        None, description="none or auto; anything that has to force a call is refused."
+        None, description="none, auto, required, or one function by name."
     )
     parallel_tool_calls: bool | None = Field(None, description="False keeps the first call only.")
-    response_format: JsonObject | None = Field(None, description='{"type": "text"}; anything else is refused.')
     add_generation_prompt: bool | None = Field(None, description="Begin the assistant's answer; default true.")
 
     audio: Any = Field(None, description="Refused.")

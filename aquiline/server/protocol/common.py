@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+JsonObject = dict[str, Any]
 StopTexts = Annotated[list[str], Field(max_length=32)]
 SERVICE_TIERS = ("auto", "default")
 
@@ -29,6 +30,17 @@ class SpeculationBody(Body):
     mode: str = Field("auto", max_length=2048, description="off, auto, or the shape that the server was started with.")
 
 
+class StructuredOutputs(Body):
+    """What an answer has to match, in vLLM's words; one of the first five is given."""
+
+    json_: JsonObject | str | bool | None = Field(None, alias="json", description="A JSON schema.")
+    regex: str | None = None
+    choice: list[str] | None = Field(None, max_length=4096)
+    grammar: str | None = Field(None, description="EBNF with a rule root.")
+    json_object: bool | None = Field(None, description="Any JSON object.")
+    whitespace: Literal["compact", "any"] | None = Field(None, description="Of JSON; default compact.")
+
+
 class GenerationBody(Body):
     """What both kinds of completions take. Fields below `speculation` are not OpenAI's."""
 
@@ -49,6 +61,12 @@ class GenerationBody(Body):
     temperature: float | None = Field(None, description="0 takes the most likely token; default 1.")
     top_p: float | None = Field(None, description="Keep the most likely tokens up to this probability.")
     user: str | None = Field(None, description="Ignored.")
+    response_format: JsonObject | None = Field(None, description="Type text, json_object or json_schema.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="What the answer has to match.")
+    guided_json: JsonObject | str | None = Field(None, description="The answer fits this JSON schema.")
+    guided_regex: str | None = Field(None, description="The answer matches this regular expression.")
+    guided_choice: list[str] | None = Field(None, max_length=4096, description="The answer is one of these.")
+    guided_grammar: str | None = Field(None, description="The answer matches this EBNF.")
     speculation: SpeculationBody | None = Field(None, description="How to speculate for this request.")
     stream_tokens: Literal["many", "single"] | None = Field(
         None, description="Events hold all tokens that a step committed (many, the default), or one token each."
@@ -107,6 +125,3 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[ModelCard]
-
-
-JsonObject = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from aquiline.server.protocol.common import Body, GenerationBody, JsonObject
+from aquiline.server.protocol.common import Body, GenerationBody
 from aquiline.server.protocol.messages import ChatMessage, Tool
 
 TokenIds = Annotated[list[int], Field(max_length=2**20)]
@@ -22,7 +22,6 @@ class CompletionBody(GenerationBody):
     echo: bool | None = Field(None, description="Put the prompt before the answer.")
     best_of: int | None = Field(None, description="Refused unless it equals n.")
     suffix: str | None = Field(None, description="Refused unless empty.")
-    response_format: JsonObject | None = Field(None, description='{"type": "text"}; anything else is refused.')
 
 
 class TokenizeBody(Body):

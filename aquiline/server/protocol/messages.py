@@ -57,7 +57,7 @@ class FunctionDefinition(Body):
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: JsonObject | None = Field(None, description="JSON schema of the arguments.")
-    strict: bool | None = Field(None, description="True is refused: arguments are not guided by the schema.")
+    strict: bool | None = Field(None, description="True needs a tool_choice that forces a call.")
 
 
 class Tool(Body):
@@ -126,8 +126,11 @@ def _template_call(place: str, call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def template_tools(tools: Sequence[Tool], is_guided: bool = False) -> list[dict[str, Any]]:
     """The tools as chat templates read them.
+
+    Args:
+        is_guided: the answer has to be a call, and its arguments fit their schema.
 
     Raises:
         UnsupportedFeatureError: two tools of one name, or a tool whose schema should guide the answer.
@@ -139,9 +142,10 @@ def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         if function.name in names:
             raise UnsupportedFeatureError(f"tools names the function {function.name!r} twice; name each once")
         names.add(function.name)
-        if function.strict:
+        if function.strict and not is_guided:
             raise UnsupportedFeatureError(
-                f"tools asks for strict arguments of {function.name!r}; schemas do not guide answers here, leave it out"
+                f"tools asks for strict arguments of {function.name!r}; they are only guided where tool_choice is"
+                " required or names a function, leave strict out"
             )
         parameters = function.parameters or {"type": "object", "properties": {}}
         described = {"name": function.name, "description": function.description or "", "parameters": parameters}

@@ -1,0 +1,96 @@
+"""Answers that have to match a form: they do, streamed or whole, and as they do offline."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from aquiline.guided import GuidedParams
+from aquiline.llm import LLM
+from aquiline.request import SamplingParams
+from tests.server.folding import events_of, fold_chat, plain_chat
+from tests.server.serving import QUESTION, Running
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"bird": {"enum": ["eagle", "kite"]}, "legs": {"type": "integer", "minimum": 1, "maximum": 3}},
+    "required": ["bird", "legs"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "bird", "strict": True, "schema": SCHEMA}}
+FORMS: list[tuple[dict[str, Any], GuidedParams]] = [
+    ({"response_format": FORMAT}, GuidedParams(json_schema=SCHEMA)),
+    ({"structured_outputs": {"json": SCHEMA, "whitespace": "any"}}, GuidedParams(json_schema=SCHEMA, whitespace="any")),
+    ({"guided_json": SCHEMA}, GuidedParams(json_schema=SCHEMA)),
+    ({"response_format": {"type": "json_object"}}, GuidedParams(json_object=True)),
+    ({"guided_regex": "[ab]{3}c"}, GuidedParams(regex="[ab]{3}c")),
+    ({"structured_outputs": {"regex": "[ab]{3}c"}}, GuidedParams(regex="[ab]{3}c")),
+    ({"guided_choice": ["eagle", "kite"]}, GuidedParams(choice=["eagle", "kite"])),
+    ({"structured_outputs": {"choice": ["eagle", "kite"]}}, GuidedParams(choice=["eagle", "kite"])),
+    ({"guided_grammar": 'root ::= "a" [0-9]+ "b"'}, GuidedParams(grammar='root ::= "a" [0-9]+ "b"')),
+]
+TOOLS = [
+    {"type": "function", "function": {"name": "fly", "strict": True, "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "land", "parameters": {"type": "object", "maxProperties": 0}}},
+]
+
+
+def post(server: Running, **changes: Any) -> httpx.Response:
+    body = {"messages": QUESTION, "max_tokens": 40, "seed": 4} | changes
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("fields", "guided"), FORMS, ids=[f"{guided.kind} by {[*fields][0]}" for fields, guided in FORMS]
+)
+def test_a_form_is_kept_as_it_is_offline(
+    server: Running, solo_llm: LLM, fields: dict[str, Any], guided: GuidedParams
+) -> None:
+    expected = solo_llm.chat(QUESTION, SamplingParams(max_tokens=40, seed=4, guided=guided))[0].outputs[0]
+    whole = post(server, **fields).json()
+    assert whole["choices"][0]["message"]["content"] == expected.text
+    assert fold_chat(events_of(post(server, stream=True, **fields))) == plain_chat(whole)
+    if guided.kind == "json_schema" and expected.finish_reason == "stop":
+        assert json.loads(expected.text)["bird"] in ("eagle", "kite")
+
+
+@pytest.mark.parametrize("name", ["fly", None])
+def test_a_call_that_is_forced_is_made(server: Running, name: str | None) -> None:
+    choice: Any = "required" if name is None else {"type": "function", "function": {"name": name}}
+    whole = post(server, tools=TOOLS, tool_choice=choice, max_tokens=90).json()
+    assert "choices" in whole, whole
+    answer = whole["choices"][0]
+    assert answer["message"]["content"] is None and answer["finish_reason"] == "tool_calls"
+    call = answer["message"]["tool_calls"][0]["function"]
+    assert call["name"] in ("fly", "land") if name is None else call["name"] == name
+    if call["name"] == "fly":
+        assert re.fullmatch(r'\{"bird": "(eagle|kite)", "legs": [123]\}', call["arguments"])
+    streamed = events_of(post(server, tools=TOOLS, tool_choice=choice, max_tokens=90, stream=True))
+    assert fold_chat(streamed) == plain_chat(whole)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"response_format": FORMAT, "guided_regex": "a"}, "one form"),
+        ({"guided_json": SCHEMA, "guided_choice": ["a"]}, "one form"),
+        ({"structured_outputs": {}}, "guided names nothing"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "regex and choice"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "schema"),
+        ({"guided_regex": "(["}, "regex"),
+        ({"guided_grammar": "root ::="}, "grammar"),
+        ({"guided_json": "{"}, "JSON"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+        ({"tool_choice": "required"}, "tools does not hold"),
+        ({"tools": TOOLS[1:], "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "does not hold"),
+    ],
+    ids=str,
+)
+def test_forms_that_cannot_be_kept_are_refused(server: Running, fields: dict[str, Any], message: str) -> None:
+    response = post(server, **fields)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
