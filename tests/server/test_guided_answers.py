@@ -35,7 +35,7 @@ FORMS: list[tuple[dict[str, Any], GuidedParams]] = [
 ]
 TOOLS = [
     {"type": "function", "function": {"name": "fly", "strict": True, "parameters": SCHEMA}},
-    {"type": "function", "function": {"name": "land", "parameters": {"type": "object", "maxProperties": 0}}},
+    {"type": "function", "function": {"name": "land", "parameters": {"type": "object", "additionalProperties": False}}},
 ]
 
 
