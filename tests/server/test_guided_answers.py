@@ -44,9 +44,7 @@ def post(server: Running, **changes: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
 
 
-@pytest.mark.parametrize(
-    ("fields", "guided"), FORMS, ids=[f"{guided.kind} by {[*fields][0]}" for fields, guided in FORMS]
-)
+@pytest.mark.parametrize(("fields", "guided"), FORMS, ids=[f"{guided.kind} by {min(form)}" for form, guided in FORMS])
 def test_a_form_is_kept_as_it_is_offline(
     server: Running, solo_llm: LLM, fields: dict[str, Any], guided: GuidedParams
 ) -> None:
