@@ -12,7 +12,7 @@ from aquiline.llm import LLM
 from aquiline.request import SamplingParams
 from aquiline.training.examples import TrainingExample
 from aquiline.training.exclusion import ExcludedPrompts, words_of
-from aquiline.training.fingerprints import text_fingerprint, tokens_fingerprint
+from aquiline.training.fingerprints import is_held_out, text_fingerprint, tokens_fingerprint
 from aquiline.training.masks import encode_answered
 from aquiline.training.self_written.generation import TokenCallback, Written, write_all
 from aquiline.training.self_written.loops import is_repetitive
@@ -90,6 +90,10 @@ class DialogueWriter:
     excluded: ExcludedPrompts
     seen: Seen
     on_tokens: TokenCallback
+
+    def puts_aside(self, dialogue: Dialogue) -> bool:
+        """Whether a dialogue is held out for evaluation."""
+        return is_held_out(dialogue.fingerprint, self.settings.seed, self.settings.held_out_share)
 
     def begin(self, turns: Sequence[UserTurn], rng: random.Random) -> list[Dialogue]:
         """Complete and answer first turns; what was dropped is missing in the result."""

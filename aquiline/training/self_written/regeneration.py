@@ -13,7 +13,7 @@ from aquiline.llm import LLM
 from aquiline.training.conversations import BadLine, Conversation, read_conversations
 from aquiline.training.dataset import DatasetFolder, StoredExample
 from aquiline.training.exclusion import ExcludedPrompts
-from aquiline.training.fingerprints import is_held_out, text_fingerprint
+from aquiline.training.fingerprints import text_fingerprint
 from aquiline.training.importing import ImportCallback, ImportReport, ImportSettings, in_rounds
 from aquiline.training.self_written.dialogues import Asked, Dialogue, DialogueWriter, Seen
 from aquiline.training.self_written.settings import SelfWrittenSettings
@@ -78,7 +78,10 @@ class AnswerWriter:
                 # A later run knows only the answers that came onto the disk.
                 within = Seen(answers=set(known.answers))
                 writer = DialogueWriter(self._llm, self._writing, self._excluded, within, on_tokens)
-                dataset.write_round([self._stored(dialogue) for dialogue in answer_questions(writer, questions, rng)])
+                dialogues = answer_questions(writer, questions, rng)
+                dataset.write_round(
+                    [StoredExample(each.example, each.fingerprint, writer.puts_aside(each)) for each in dialogues]
+                )
                 report.num_skipped.update(within.num_dropped)
             for stored in dataset.read_round(number):
                 report.keep(stored)
@@ -118,10 +121,6 @@ class AnswerWriter:
             seen.add(fingerprint)
             return questions
         return None
-
-    def _stored(self, dialogue: Dialogue) -> StoredExample:
-        is_out = is_held_out(dialogue.fingerprint, self._settings.seed, self._settings.held_out_share)
-        return StoredExample(dialogue.example, dialogue.fingerprint, is_out)
 
 
 def questions_of(conversation: Conversation) -> Questions:

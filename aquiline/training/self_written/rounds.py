@@ -58,7 +58,8 @@ def write_round(
     rng = random.Random(f"{writer.settings.seed}/{number}")
     known = gather_material(earlier, [])
     first = writer.begin(_turns(MATERIAL_CATEGORIES, counts, rng, known), rng)
-    material = gather_material(earlier, first)
+    # What is put aside for evaluation must not come back in questions that are trained on.
+    material = gather_material(earlier, [dialogue for dialogue in first if not writer.puts_aside(dialogue)])
     others = [name for name in TURN_MAKERS if name not in MATERIAL_CATEGORIES]
     dialogues = first + writer.begin(_turns(others, counts, rng, material), rng)
     return _with_follow_ups(writer, dialogues, rng)

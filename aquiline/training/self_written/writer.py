@@ -12,8 +12,7 @@ from aquiline.errors import TrainingDataError
 from aquiline.llm import LLM
 from aquiline.training.dataset import DatasetFolder, StoredExample
 from aquiline.training.exclusion import ExcludedPrompts
-from aquiline.training.fingerprints import is_held_out
-from aquiline.training.self_written.dialogues import Dialogue, DialogueWriter, Seen
+from aquiline.training.self_written.dialogues import DialogueWriter, Seen
 from aquiline.training.self_written.rounds import Text, plan_counts, write_round
 from aquiline.training.self_written.settings import SelfWrittenSettings
 
@@ -126,7 +125,9 @@ class SelfWriter:
                     f"a round brought no conversation ({dict(seen.num_dropped)} were dropped); the target repeats "
                     "itself: ask for fewer tokens, or check that it is a chat model"
                 )
-            self._dataset.write_round([self._stored(dialogue) for dialogue in dialogues])
+            self._dataset.write_round(
+                [StoredExample(each.example, each.fingerprint, writer.puts_aside(each)) for each in dialogues]
+            )
             self._learn_round(self._dataset.num_rounds - 1)
             self._seen.num_dropped += seen.num_dropped
             num_pending = 0
@@ -138,10 +139,6 @@ class SelfWriter:
             name: self._num_tokens[name] / self._num_dialogues[name] if self._num_tokens[name] else FIRST_GUESS
             for name in self._settings.shares
         }
-
-    def _stored(self, dialogue: Dialogue) -> StoredExample:
-        is_out = is_held_out(dialogue.fingerprint, self._settings.seed, self._settings.held_out_share)
-        return StoredExample(dialogue.example, dialogue.fingerprint, is_out)
 
     def _learn_round(self, number: int) -> None:
         """Take over what a round on disk says, whether it was written now or by an earlier run."""

@@ -19,7 +19,7 @@ from aquiline.training.self_written.regeneration import AnswerWriter, questions_
 from aquiline.training.self_written.settings import SelfWrittenSettings
 from tests.training.self_written.tiny_chat import open_chat_model
 
-WRITING = SelfWrittenSettings(seed=5, num_turns_per_round=6, max_answer_tokens=20)
+WRITING = SelfWrittenSettings(seed=5, num_turns_per_round=6, max_answer_tokens=20, held_out_share=0.2)
 SETTINGS = ImportSettings(max_length=400, held_out_share=0.2, skips_bad_lines=True)
 USER = {"role": "user", "content": "Which bird sings at night?"}
 OLD_ANSWER = {"role": "assistant", "content": "An old answer that must not be learnt."}

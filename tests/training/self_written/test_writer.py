@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,8 +16,8 @@ from aquiline.llm import LLM
 from aquiline.request import SamplingParams
 from aquiline.training.examples import ExampleStore, shard_paths
 from aquiline.training.exclusion import ExcludedPrompts
-from aquiline.training.self_written.phrase_book import phrase_book
 from aquiline.training.self_written.settings import SHARES, SelfWrittenSettings
+from aquiline.training.self_written.turns import TURN_MAKERS, TurnMaker, UserTurn
 from aquiline.training.self_written.writer import SelfWriter, WritingProgress
 from tests.training.self_written.tiny_chat import open_chat_model, write_chat_model
 
@@ -120,11 +121,15 @@ def test_a_template_that_forgets_answers_keeps_first_turns(tmp_path: Path) -> No
     assert {len(example.answers) for example in ExampleStore(tmp_path / "data")} == {1}
 
 
-def test_a_target_that_says_nothing_new_is_not_asked_for_ever(llm: LLM, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, shares={"writing": 1.0}, num_turns_per_round=3)
-    everything = ExcludedPrompts(phrase_book("chat")["documents"] + phrase_book("chat")["creative"])
-    with pytest.raises(TrainingDataError, match="a round brought no conversation"):
-        SelfWriter(llm, tmp_path, settings, everything, TARGET).write(10**6)
+def test_a_target_that_says_nothing_new_is_not_asked_for_ever(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always = UserTurn("writing", "Tell me the one story that you know.", True)
+    monkeypatch.setitem(cast("dict[str, TurnMaker]", TURN_MAKERS), "writing", lambda rng, material: always)
+    settings = replace(SETTINGS, shares={"writing": 1.0}, num_turns_per_round=3, follow_up_share=0.0)
+    with pytest.raises(TrainingDataError, match=r"a round brought no conversation .*'duplicate questions': 3"):
+        SelfWriter(llm, tmp_path, settings, NOTHING, TARGET).write(10**6)
+    assert len(shard_paths(tmp_path / "train")) == 1
 
 
 def test_a_short_context_makes_no_difference_but_in_what_fits(tmp_path: Path) -> None:
