@@ -229,7 +229,7 @@ class ScriptedDrafter(Drafter):
         if tree is None:
             return None
         tokens = tree.tokens.clone()
-        for index, scheduled in enumerate(step.tree_requests):
+        for index, scheduled in enumerate(step.growing_requests):
             seen: dict[int, int] = {}
             for node in range(1, tree.num_nodes):
                 parent = int(tree.parents[index, node])
