@@ -27,6 +27,7 @@ from aquiline.models.assemble import ModelSettings, assemble_draft, assemble_mod
 from aquiline.models.load_progress import LoadCallback
 from aquiline.request import RequestOutput, SamplingParams
 from aquiline.shipped_drafts import shipped_draft
+from aquiline.step_costs import CostCallback, StepCostBook
 from aquiline.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Conversation", "Message", "OutputCallback", "Prompt", "TraceCallback", "TreeTrace"]
@@ -53,6 +54,8 @@ class LLM:
             it.
         on_load_progress: called while weights are read and packed, after each tensor, with how many weights (numbers)
             are done and of how many.
+        on_cost_progress: called while the time of steps is measured, which happens once for `--speculate auto` on a
+            machine and takes about a second.
 
     Raises:
         UserError: a model that cannot be found, read or combined, or settings that do not fit it.
@@ -66,6 +69,7 @@ class LLM:
         config: EngineConfig | None = None,
         num_threads: int | None = None,
         on_load_progress: LoadCallback | None = None,
+        on_cost_progress: CostCallback | None = None,
     ) -> None:
         self.config = EngineConfig() if config is None else config
         if not isinstance(self.config, EngineConfig):
@@ -105,8 +109,17 @@ class LLM:
             models.target, models.draft, self.tokenizer.new_decoder, eos_token_ids, self.tokenizer.vocabulary
         )
         self._check_draft(draft_path)
-        self.engine = Engine(self._models, self.config)
+        self._costs = StepCostBook(path, draft_path, self.backend, num_threads, on_cost_progress)
+        self.engine = self._new_engine()
         self._num_calls = 0
+
+    def _new_engine(self) -> Engine:
+        return Engine(self._models, self.config, planner=self._costs.planner(self._models, self.config))
+
+    @property
+    def step_costs(self) -> StepCostBook:
+        """What steps cost on this machine."""
+        return self._costs
 
     @property
     def models(self) -> EngineModels:
@@ -135,7 +148,7 @@ class LLM:
             )
         other = copy.copy(self)
         other.config = config
-        other.engine = Engine(self._models, config)
+        other.engine = other._new_engine()
         return other
 
     def with_draft(self, draft: str) -> LLM:
@@ -157,7 +170,8 @@ class LLM:
         other = copy.copy(self)
         model = assemble_draft(path, self._models.target, aux_layer_ids, self._settings)
         other._models = replace(self._models, draft=model)
-        other.engine = Engine(other._models, self.config)
+        other._costs = replace(self._costs, draft=path, _known={})
+        other.engine = other._new_engine()
         return other
 
     def record_steps(self) -> StepRecorder:

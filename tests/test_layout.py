@@ -54,7 +54,7 @@ LAYERS = {
     "kernels": {"kernels"},
     "models": {"models"},
     "engine": {"engine"},
-    "llm": {"llm"},
+    "llm": {"llm", "step_costs"},
     "training": {"training"},
     "benchmark": {"benchmark"},
     "server": {"server"},

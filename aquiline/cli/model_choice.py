@@ -69,7 +69,7 @@ def open_llm(choice: ModelChoice) -> LLM:
     """Load the model; one that is not on disk is fetched first, and a wrong name is noticed before PyTorch loads."""
     with shown_progress() as show:
         resolve_model(choice.model, show)
-    with loading_shown(choice.is_json) as show_weights:
+    with loading_shown(choice.is_json) as bar:
         from aquiline.llm import LLM
 
         return LLM(
@@ -77,5 +77,6 @@ def open_llm(choice: ModelChoice) -> LLM:
             draft=choice.draft,
             config=choice.config,
             num_threads=choice.num_threads,
-            on_load_progress=show_weights,
+            on_load_progress=bar,
+            on_cost_progress=bar.show_costs,
         )

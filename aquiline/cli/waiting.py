@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -11,22 +11,29 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from aquiline.cli.output import Printer
 from aquiline.request import RequestOutput
 
-LoadCallback = Callable[[int, int], None]
-"""Called with how many weights are packed, and of how many."""
+
+class LoadingBar:
+    """Draws how far the loading of a model is: called with how many weights are packed, and of how many."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("loading", total=None)
+
+    def __call__(self, num_done: int, num_total: int) -> None:
+        self._progress.update(self._task, description="packing weights", completed=num_done, total=num_total)
+
+    def show_costs(self, reason: str, num_done: int, num_total: int) -> None:
+        """Steps are being timed."""
+        self._progress.update(self._task, description=reason, completed=num_done, total=num_total)
 
 
 @contextmanager
-def loading_shown(is_hidden: bool) -> Iterator[LoadCallback]:
-    """A callback that draws how many weights are packed; until it is called first, a bar moves to and fro."""
+def loading_shown(is_hidden: bool) -> Iterator[LoadingBar]:
+    """A bar for the time until a model can answer; until it is called first, it moves to and fro."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=console, transient=True, disable=is_hidden or not console.is_terminal) as progress:
-        task = progress.add_task("loading", total=None)
-
-        def show(num_done: int, num_total: int) -> None:
-            progress.update(task, description="packing weights", completed=num_done, total=num_total)
-
-        yield show
+        yield LoadingBar(progress)
 
 
 class AwaitedPrinter:

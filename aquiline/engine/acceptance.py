@@ -29,6 +29,9 @@ PRIOR_TRIALS = 12.0
 OWN_FADING = 0.97
 OWN_PRIOR_TRIALS = 4.0
 MOST_CERTAIN = 0.98
+# Deeper nodes are expected to fare as much better or worse than foretold as those above them, within bounds.
+MOST_CHANGE = 2.0
+DEPTH_FACTOR = 0.95
 # Requests are sorted by how much better or worse than usual their drafts fare, as a factor of the odds.
 SKILLS = (0.07, 0.3, 1.0, 3.0)
 USUAL_SKILL = SKILLS.index(1.0)
@@ -39,20 +42,31 @@ class AcceptancePrior:
     """What is expected of a draft before anything was seen of it.
 
     Attributes:
-        rates: rate of each rank at depth 1, best first.
-        depth_factor: by how much rates fall from one depth to the next.
+        depth_rank: rate of each rank, best first, for every depth from 1; deeper ones fall by DEPTH_FACTOR each.
     """
 
-    rates: tuple[float, ...] = (0.55, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)
-    depth_factor: float = 0.95
+    depth_rank: tuple[tuple[float, ...], ...] = ((0.55, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01),)
 
     def __post_init__(self) -> None:
-        is_sound = bool(self.rates) and all(0.0 <= rate <= 1.0 for rate in self.rates) and sum(self.rates) <= 1.0
-        if not is_sound or not 0.0 < self.depth_factor <= 1.0:
+        is_sound = bool(self.depth_rank) and all(
+            row and all(0.0 <= rate <= 1.0 for rate in row) and sum(row) <= 1.0 + 1e-6 for row in self.depth_rank
+        )
+        if not is_sound:
             raise InvalidParameterError(
-                f"an acceptance prior has rates {self.rates} and depth_factor {self.depth_factor}; rates lie between 0"
-                " and 1 and add up to at most 1, and depth_factor is above 0 and at most 1"
+                f"the acceptance prior is {self.depth_rank}; it must hold rates by depth and rank, which lie between 0"
+                " and 1 and add up to at most 1 at each depth"
             )
+
+    def rows(self) -> list[list[float]]:
+        """Rates of every learnt depth and rank."""
+        found: list[list[float]] = []
+        for depth in range(MAX_LEARNT_DEPTH):
+            if depth < len(self.depth_rank):
+                given = self.depth_rank[depth][:MAX_LEARNT_RANK]
+                found.append([*given, *[0.0] * (MAX_LEARNT_RANK - len(given))])
+            else:
+                found.append([rate * DEPTH_FACTOR for rate in found[-1]])
+        return found
 
 
 @dataclass(slots=True)
@@ -76,9 +90,7 @@ class AcceptanceEstimator:
     """
 
     def __init__(self, prior: AcceptancePrior | None = None) -> None:
-        prior = prior or AcceptancePrior()
-        self._prior = [*prior.rates[:MAX_LEARNT_RANK], *[0.0] * (MAX_LEARNT_RANK - len(prior.rates))]
-        self._depth_factor = prior.depth_factor
+        self._prior = (prior or AcceptancePrior()).rows()
         self._trials = [[0.0] * MAX_LEARNT_RANK for _ in range(MAX_LEARNT_DEPTH)]
         self._hits = [[0.0] * MAX_LEARNT_RANK for _ in range(MAX_LEARNT_DEPTH)]
         self._own: dict[str, _OwnTrials] = {}
@@ -134,19 +146,16 @@ class AcceptanceEstimator:
 
     def refresh(self) -> None:
         """Bring `rates` up to what was observed."""
-        above, self.rates = self._prior, []
-        for trials, hits in zip(self._trials, self._hits, strict=True):
-            expected = above if not self.rates else [rate * self._depth_factor for rate in above]
-            first = _blended(hits[0], trials[0], expected[0])
+        self.rates, change = [], 1.0
+        for trials, hits, expected in zip(self._trials, self._hits, self._prior, strict=True):
+            first = _blended(hits[0], trials[0], min(expected[0] * change, MOST_CERTAIN))
             # How the other ranks fare was seen less often; they are taken to rise and fall with the first.
-            change = first / expected[0] if expected[0] else 1.0
+            change = min(first / expected[0], MOST_CHANGE) if expected[0] else 1.0
             row, left = [first], 1.0 - first
             for rank in range(1, MAX_LEARNT_RANK):
-                likely = min(expected[rank] * min(change, 2.0), left)
-                row.append(min(_blended(hits[rank], trials[rank], likely), left))
+                row.append(min(_blended(hits[rank], trials[rank], min(expected[rank] * change, left)), left))
                 left -= row[-1]
             self.rates.append(row)
-            above = row
 
     def skill(self, request_id: str) -> int:
         """Which of SKILLS describes a request best; the usual one where little is known of it."""

@@ -1,0 +1,74 @@
+"""What the planner would choose at every load, before it has seen any acceptance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aquiline.config import SpeculativeConfig
+from aquiline.engine.acceptance import USUAL_SKILL, AcceptancePrior
+from aquiline.engine.cost_model import CostModel, CostProfile
+from aquiline.engine.plan import StepLoad
+from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.planner_choice import bounds_of
+from aquiline.models.model_config import EagleConfig
+from aquiline.request import Request, SamplingParams
+from aquiline.speculation import StaticTree, spelt
+
+LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+CONTEXT = 256
+
+
+@dataclass(frozen=True)
+class ChosenShape:
+    """The choice for one load.
+
+    Attributes:
+        text: as `--speculate` takes it.
+        expected: committed tokens of a step, all requests together.
+    """
+
+    num_requests: int
+    text: str
+    expected: float
+    step_ms: float
+    tokens_per_second: float
+    plain_tokens_per_second: float
+
+
+def chosen_shapes(
+    costs: CostProfile, config: SpeculativeConfig, draft: EagleConfig, prior: AcceptancePrior | None = None
+) -> list[ChosenShape]:
+    """The planner's first choice for each of LOADS, every request with a context of 256 tokens."""
+    bounds = bounds_of(config, draft.draft_vocab_size)
+    settings = PlannerSettings(bounds, config.objective, prior or AcceptancePrior())
+    found = []
+    for num_requests in LOADS:
+        planner = AutoPlanner(CostModel(costs, learns=False), settings)
+        load = _load(num_requests)
+        plain = planner.forecasts(load)[0]
+        planner.plan(load)
+        best = planner.last
+        assert best is not None
+        shape = best.candidate.shape.truncated(best.candidate.num_draft_tokens[USUAL_SKILL])
+        assert isinstance(shape, StaticTree)
+        found.append(
+            ChosenShape(
+                num_requests,
+                spelt(shape),
+                best.expected,
+                1000.0 * best.seconds,
+                best.expected / best.seconds,
+                plain.expected / plain.seconds,
+            )
+        )
+    return found
+
+
+def _load(num_requests: int) -> StepLoad:
+    requests = []
+    for index in range(num_requests):
+        request = Request(f"r{index}", (0,) * CONTEXT, SamplingParams(), seed=0)
+        request.token_ids.append(0)
+        request.num_computed_tokens, request.num_draft_rows = CONTEXT, CONTEXT - 1
+        requests.append(request)
+    return StepLoad(num_requests, requests, requests, CONTEXT * num_requests)

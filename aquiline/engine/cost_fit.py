@@ -1,0 +1,130 @@
+"""From steps that were timed to a profile of costs.
+
+Every group of equal steps counts by its lower quartile, since what disturbs a step only ever makes it longer, and curves
+are made to rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from aquiline.engine.cost_model import CostProfile, Curve, StepSeconds, StepSize
+from aquiline.engine.plan import StepReport
+from aquiline.errors import InvalidParameterError
+
+LEAST_SECONDS = 1e-7
+# Draft and sampling are straight lines of their rows; a curve is given these two points of the line.
+LINE_ROWS = (1, 256)
+
+
+def fit_costs(reports: Sequence[StepReport]) -> CostProfile:
+    """The profile that explains the steps best.
+
+    Raises:
+        InvalidParameterError: there is no timed step of one row and of several.
+    """
+    timed = [(report.size, report.seconds) for report in reports if report.seconds is not None]
+    groups = _grouped(timed)
+    if len({size.num_rows for size in groups}) < 2:
+        raise InvalidParameterError("costs need timed steps of at least two different sizes")
+    verify, per_context, per_row_context = _fit_verify(groups)
+    draft = _fit_line(groups, lambda s: s.draft, _draft_terms, lambda size: bool(size.num_new_rows or size.level_rows))
+    sample = _fit_line(groups, lambda s: s.sample, lambda size: [1.0, size.num_drawn_rows])
+    host = _fit_line(groups, lambda s: s.host, lambda size: [1.0, size.num_requests])
+    return CostProfile(
+        verify=verify,
+        seconds_per_context_token=per_context,
+        seconds_per_row_context=per_row_context,
+        extend=_line(draft[0], draft[1]),
+        propose_roots=_line(0.0, draft[2]),
+        level=_line(draft[3], draft[4]),
+        sample_base=sample[0],
+        sample_per_row=sample[1],
+        host_base=host[0],
+        host_per_request=host[1],
+    )
+
+
+def _grouped(timed: Sequence[tuple[StepSize, StepSeconds]]) -> dict[StepSize, StepSeconds]:
+    """The lower quartile of each phase over steps of one size; contexts of one size are close together."""
+    groups: dict[tuple[object, ...], list[tuple[StepSize, StepSeconds]]] = {}
+    for size, seconds in timed:
+        context = size.context // max(1, size.num_requests) // 64
+        key = (size.num_rows, size.num_drawn_rows, size.num_requests, context, size.num_new_rows, size.level_rows)
+        groups.setdefault(key, []).append((size, seconds))
+    return {
+        group[len(group) // 2][0]: StepSeconds(
+            *(_lower_quartile([getattr(seconds, phase) for _, seconds in group]) for phase in StepSeconds.__slots__)
+        )
+        for group in groups.values()
+    }
+
+
+def _lower_quartile(values: list[float]) -> float:
+    return sorted(values)[len(values) // 4]
+
+
+def _fit_verify(groups: dict[StepSize, StepSeconds]) -> tuple[Curve, float, float]:
+    """One height for each row count, and what contexts add."""
+    rows = sorted({size.num_rows for size in groups})
+    terms = []
+    for size in groups:
+        heights = [float(size.num_rows == count) for count in rows]
+        terms.append([*heights, size.context, size.row_context])
+    found = _least_squares(terms, [seconds.verify for seconds in groups.values()])
+    heights, highest = [], LEAST_SECONDS
+    for seconds in found[:-2]:
+        highest = max(highest, seconds)
+        heights.append(highest)
+    return Curve(tuple(rows), tuple(heights)), found[-2], found[-1]
+
+
+def _draft_terms(size: StepSize) -> list[float]:
+    deep = size.level_rows[1:]
+    roots = size.level_rows[0] if size.level_rows else 0
+    return [1.0, size.num_new_rows, roots, len(deep), sum(deep)]
+
+
+def _fit_line(
+    groups: dict[StepSize, StepSeconds],
+    phase: Callable[[StepSeconds], float],
+    terms: Callable[[StepSize], list[float]],
+    counts: Callable[[StepSize], bool] = lambda size: True,
+) -> list[float]:
+    chosen = [(size, seconds) for size, seconds in groups.items() if counts(size)]
+    if not chosen:
+        return [0.0] * len(terms(next(iter(groups))))
+    return _least_squares([terms(size) for size, _ in chosen], [phase(seconds) for _, seconds in chosen])
+
+
+def _least_squares(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Factors, none below 0, whose products with the terms come nearest to the seconds, by relative error."""
+    matrix = torch.tensor(terms, dtype=torch.float64)
+    values = torch.tensor(seconds, dtype=torch.float64).clamp_min(LEAST_SECONDS)
+    matrix, values = matrix / values.unsqueeze(1), torch.ones_like(values)
+    used = list(range(matrix.shape[1]))
+    while used:
+        factors = _solve(matrix[:, used], values)
+        worst = int(factors.argmin())
+        if float(factors[worst]) >= 0.0:
+            break
+        del used[worst]
+    found = [0.0] * matrix.shape[1]
+    for column, factor in zip(used, factors.tolist() if used else [], strict=True):
+        found[column] = factor
+    return found
+
+
+def _solve(matrix: Tensor, values: Tensor) -> Tensor:
+    # A pinch of damping keeps columns apart that the steps cannot tell apart; scaling makes it the same for all.
+    scale = matrix.norm(dim=0).clamp_min(1e-30)
+    scaled = matrix / scale
+    normal = scaled.T @ scaled + 1e-6 * torch.eye(scaled.shape[1], dtype=torch.float64)
+    return torch.linalg.solve(normal, scaled.T @ values) / scale
+
+
+def _line(base: float, per_row: float) -> Curve:
+    return Curve(LINE_ROWS, tuple(base + per_row * rows for rows in LINE_ROWS))

@@ -1,0 +1,140 @@
+"""Costs of the models of one `LLM`: read where they were measured before, and else measured within about a second."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from aquiline.config import EngineConfig
+from aquiline.engine.acceptance import AcceptancePrior
+from aquiline.engine.cost_model import CostModel
+from aquiline.engine.engine import EngineModels
+from aquiline.engine.plan import StepPlanner
+from aquiline.engine.planner_choice import bounds_of, planner_for
+from aquiline.engine.profile import ProfileKey, StoredProfile, load_profile, machine_identity, save_profile
+from aquiline.engine.tuning import SHORT_ROUNDS, SHORT_STAGES, TuneStage, measure_costs
+from aquiline.errors import ModelFormatError, UserError
+from aquiline.kernels import cpu
+from aquiline.model_store import aquiline_home
+from aquiline.models.draft_metadata import read_draft_metadata
+
+CostCallback = Callable[[str, int, int], None]
+"""Called with why costs are being measured, how many steps are done, and of how many."""
+
+GENERIC = "generic"
+
+
+def profile_folder() -> Path:
+    """Where profiles are kept, beside the models."""
+    return aquiline_home() / "profiles"
+
+
+@dataclass
+class StepCostBook:
+    """Where planners come from.
+
+    Attributes:
+        draft: its folder; None: there is none.
+        on_progress: called while costs are being measured.
+    """
+
+    target: Path
+    draft: Path | None
+    backend: str
+    num_threads: int
+    on_progress: CostCallback | None = None
+    _known: dict[ProfileKey, StoredProfile] = field(default_factory=dict)
+
+    def planner(self, models: EngineModels, config: EngineConfig) -> StepPlanner | None:
+        """The planner of an engine; None where the engine's own will do.
+
+        AQUILINE_COSTS=generic measures nothing, reads nothing, and lets no clock decide.
+        """
+        speculative = config.speculative
+        is_generic = os.environ.get("AQUILINE_COSTS") == GENERIC
+        if models.draft is None or not speculative.mode.is_auto or speculative.table is not None or is_generic:
+            return None
+        bounds = bounds_of(speculative, models.draft.config.draft_vocab_size)
+        costs = CostModel(self.profile(models, config).costs)
+        return planner_for(speculative, bounds, costs, self.prior())
+
+    def prior(self) -> AcceptancePrior | None:
+        """What the draft says of its own acceptance; None where it says nothing."""
+        if self.draft is None:
+            return None
+        rates = read_draft_metadata(self.draft).acceptance_prior
+        return AcceptancePrior(rates) if rates else None
+
+    def profile(self, models: EngineModels, config: EngineConfig) -> StoredProfile:
+        """Costs for these settings; what was stored for others, or is damaged, is measured again."""
+        key = self.key(config)
+        if key not in self._known:
+            reason = "measuring step times"
+            stored = None
+            try:
+                stored = load_profile(profile_folder(), key)
+            except ModelFormatError:
+                reason = "measuring step times again"
+            if stored is None:
+                stored = self.measure(models, config, SHORT_STAGES, SHORT_ROUNDS, reason)
+                try:
+                    save_profile(profile_folder(), stored)
+                except UserError:
+                    # A home that cannot be written is no reason to refuse service; the next start measures again.
+                    pass
+            self._known[key] = stored
+        return self._known[key]
+
+    def measure(
+        self,
+        models: EngineModels,
+        config: EngineConfig,
+        stages: tuple[TuneStage, ...],
+        num_rounds: int,
+        reason: str = "measuring step times",
+    ) -> StoredProfile:
+        """Run the steps of some stages and fit costs to them."""
+
+        def show(num_done: int, num_total: int) -> None:
+            if self.on_progress is not None:
+                self.on_progress(reason, num_done, num_total)
+
+        costs, num_steps = measure_costs(models, config, stages, num_rounds, show)
+        date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+        return StoredProfile(self.key(config), costs, num_steps, date, is_short=stages is SHORT_STAGES)
+
+    def key(self, config: EngineConfig) -> ProfileKey:
+        """What a profile for these settings is for."""
+        return ProfileKey(
+            model=_identity(self.target),
+            draft=None if self.draft is None else _identity(self.draft),
+            backend=self.backend,
+            quantization=config.quantization,
+            draft_quantization=config.draft_quantization,
+            dtype=config.dtype,
+            kv_dtype=config.kv_dtype,
+            num_threads=self.num_threads,
+            device="cpu",
+            kernels=cpu.level() if self.backend == "cpu" else f"torch {torch.__version__}",
+            machine=machine_identity(),
+            release=_release(),
+        )
+
+
+def _identity(path: Path) -> str:
+    """Name and size of a model: another file of the same name and size has the same matrices, and so the same costs."""
+    files = [path] if path.is_file() else sorted(file for file in path.glob("*.safetensors"))
+    return f"{path.resolve().name}, {sum(file.stat().st_size for file in files)} bytes"
+
+
+def _release() -> str:
+    try:
+        return metadata.version("aquiline")
+    except metadata.PackageNotFoundError:
+        return "unknown"
