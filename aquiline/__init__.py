@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from aquiline.config import (
+    CacheConfig,
+    EngineConfig,
+    Objective,
+    SchedulerConfig,
+    SpeculateTable,
+    SpeculativeConfig,
+)
 from aquiline.errors import (
     AquilineError,
     ConsistencyError,
@@ -52,10 +59,12 @@ __all__ = [
     "InvalidParameterError",
     "ModelFormatError",
     "ModelNotFoundError",
+    "Objective",
     "PromptError",
     "RequestOutput",
     "SamplingParams",
     "SchedulerConfig",
+    "SpeculateTable",
     "SpeculationFigures",
     "SpeculativeConfig",
     "TokenLogprob",

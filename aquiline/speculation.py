@@ -182,6 +182,18 @@ def tree_from_paths(paths: list[tuple[int, ...]]) -> StaticTree:
     return StaticTree(tuple(parents), tuple(ranks))
 
 
+def spelt(shape: StaticTree) -> str:
+    """The shape as `--speculate` takes it; its nodes may be numbered in any order."""
+    if shape.num_draft_tokens == 0:
+        return "off"
+    if shape.depth == shape.num_draft_tokens:
+        return f"chain:{shape.depth}"
+    paths: list[tuple[int, ...]] = [()]
+    for parent, rank in zip(shape.parents[1:], shape.ranks[1:], strict=True):
+        paths.append((*paths[parent], rank))
+    return "paths:" + ",".join(map(_spell, sorted(paths[1:], key=lambda path: (len(path), path))))
+
+
 def parse_speculation(text: str) -> SpeculationMode:
     """Parse a `--speculate` value.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -83,11 +84,9 @@ class StepCostBook:
                 reason = "measuring step times again"
             if stored is None:
                 stored = self.measure(models, config, SHORT_STAGES, SHORT_ROUNDS, reason)
-                try:
+                # A home that cannot be written is no reason to refuse service; the next start measures again.
+                with suppress(UserError):
                     save_profile(profile_folder(), stored)
-                except UserError:
-                    # A home that cannot be written is no reason to refuse service; the next start measures again.
-                    pass
             self._known[key] = stored
         return self._known[key]
 

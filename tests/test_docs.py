@@ -192,6 +192,15 @@ def test_options_of_drafts_are_documented(heading: str, name: str) -> None:
         assert default.strip("`") == engine.get(flag, own)
 
 
+def test_options_of_tune_are_documented() -> None:
+    section = (ROOT / "docs" / "planner.md").read_text().split("\n## Costs\n")[1].split("\n## ")[0]
+    listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \|", section, re.MULTILINE))
+    options = options_of(subcommand(build_parser(), "tune"))
+    assert set(listed) == set(options) - {"--help"} - {option.flag for option in ENGINE_OPTIONS}
+    defaults = {flag: spelt(options[flag].default) for flag in listed} | {"--threads": "cores"}
+    assert {flag: default.strip("`") for flag, default in listed.items()} == defaults
+
+
 def test_sampling_fields_and_defaults_are_documented() -> None:
     defaults = record_defaults(SAMPLING_RECORDS)
     guided = {field.name: f"guided.{field.name}" for field in dataclasses.fields(GuidedParams)}

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TextIO
 
-from aquiline.cli import bench, draft, generate, pull, serve, train, train_data
+from aquiline.cli import bench, draft, generate, pull, serve, train, train_data, tune
 from aquiline.cli.output import written
 from aquiline.cli.parser import LineParser
 from aquiline.errors import UserError
@@ -39,6 +39,7 @@ def build_parser() -> LineParser:
     train_data.add_command(commands)
     train.add_command(commands)
     draft.add_command(commands)
+    tune.add_command(commands)
     bench.add_command(commands)
     return parser
 

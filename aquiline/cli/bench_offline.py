@@ -33,7 +33,7 @@ from aquiline.speculation import SpeculationMode, parse_speculation
 
 DESCRIPTION = """Answer the prompts once for every batch size and every --speculate value, and say where the time
 went."""
-SWEPT = {"max_num_seqs", "mode"}
+SWEPT = {"max_num_seqs", "mode", "table"}
 # A comma separates two values only where another form begins; dynamic: and paths: hold commas of their own.
 BETWEEN_MODES = re.compile(r",(?=off\b|auto\b|chain:|tree:|paths:|dynamic:)")
 

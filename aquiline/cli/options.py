@@ -9,7 +9,8 @@ from typing import Any
 
 from aquiline.cli.guided_options import GUIDED_OPTIONS, guided_params
 from aquiline.cli.parser import Option, integer, integer_or_none, number, token_bias, values_given
-from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from aquiline.cli.speculate_table import read_table
+from aquiline.config import CacheConfig, EngineConfig, Objective, SchedulerConfig, SpeculativeConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
 from aquiline.request import SamplingParams
@@ -51,6 +52,10 @@ SAMPLING_OPTIONS = (
 
 ENGINE_OPTIONS = (
     Option("--speculate", "mode", f"draft tree: {FORMS}", parse_speculation, "SHAPE"),
+    Option("--objective", "objective", "what auto aims at: throughput, latency or slo:MS", Objective, "AIM"),
+    Option(
+        "--speculate-table", "table", "shapes by load, from a file, instead of what auto chooses", read_table, "FILE"
+    ),
     Option("--acceptance", "acceptance", "acceptance rule: keyed or multi_round", str, "RULE"),
     Option("--draft-check", "draft_check", "a draft no better than chance: off, warn or refuse", str, "ACTION"),
     Option("--lookup", "lookup", "look draft tokens up in the request's own text: auto, on or off", str, "WHEN"),

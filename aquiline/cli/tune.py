@@ -55,7 +55,9 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     output.add_argument("--show", action="store_true", help="show what was measured before, and measure nothing")
     output.add_argument("--short", action="store_true", help="measure for about a second, as opening a model does")
     output.add_argument("--plot", metavar="FILE", help="draw the costs, as a PNG file")
-    output.add_argument("--write-table", metavar="FILE", help="write the best shape for each load, for --speculate-table")
+    output.add_argument(
+        "--write-table", metavar="FILE", help="write the best shape for each load, for --speculate-table"
+    )
     output.add_argument("--json", action="store_true", help="print one JSON object")
     options = [option for option in ENGINE_OPTIONS if option.field not in SETTLED]
     add_options(parser.add_argument_group("engine"), options, ENGINE_RECORDS)

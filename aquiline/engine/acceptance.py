@@ -27,6 +27,7 @@ FADING = 0.5 ** (1 / 400)
 PRIOR_TRIALS = 12.0
 # A request's own trials fade within an answer; its prior weighs as many trials as this.
 OWN_FADING = 0.97
+IDLE_FADING = 0.99  # per step without a tree
 OWN_PRIOR_TRIALS = 4.0
 MOST_CERTAIN = 0.98
 # Deeper nodes are expected to fare as much better or worse than foretold as those above them, within bounds.
@@ -166,9 +167,9 @@ class AcceptanceEstimator:
         """Let a request that grows no tree come back to the usual skill, little by little."""
         own = self._own.get(request_id)
         if own is not None:
-            own.trials *= OWN_FADING
-            own.hits *= OWN_FADING
-            own.foretold *= OWN_FADING
+            own.trials *= IDLE_FADING
+            own.hits *= IDLE_FADING
+            own.foretold *= IDLE_FADING
             own.skill = _skill_of(own)
 
     def forget(self, request_id: str) -> None:
@@ -184,8 +185,8 @@ def with_skill(rates: Sequence[float], skill: float) -> list[float]:
     total = sum(rates)
     if total <= 0.0 or skill == 1.0:
         return [*rates]
-    total = min(total, MOST_CERTAIN)
-    bent = total * skill / (1.0 - total + total * skill)
+    certain = min(total, MOST_CERTAIN)
+    bent = certain * skill / (1.0 - certain + certain * skill)
     return [rate * bent / total for rate in rates]
 
 

@@ -1,7 +1,7 @@
 """From steps that were timed to a profile of costs.
 
-Every group of equal steps counts by its lower quartile, since what disturbs a step only ever makes it longer, and curves
-are made to rise.
+Every group of equal steps counts by its lower quartile, since what disturbs a step only ever makes it longer, and
+curves are made to rise.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ def _solve(matrix: Tensor, values: Tensor) -> Tensor:
     scale = matrix.norm(dim=0).clamp_min(1e-30)
     scaled = matrix / scale
     normal = scaled.T @ scaled + 1e-6 * torch.eye(scaled.shape[1], dtype=torch.float64)
-    return torch.linalg.solve(normal, scaled.T @ values) / scale
+    solution: Tensor = torch.linalg.solve(normal, scaled.T @ values)
+    factors: Tensor = solution / scale
+    return factors
 
 
 def _line(base: float, per_row: float) -> Curve:

@@ -243,6 +243,7 @@ class _CorrectedCurve:
         self._errors = [0.0] * len(curve.rows)
         self._weights = [0.0] * len(curve.rows)
         self._corrections = [0.0] * len(curve.rows)
+        self._corrected = curve
         self._factors: dict[int, float] = {}
         self._values: dict[int, float] = {}
 
@@ -250,9 +251,9 @@ class _CorrectedCurve:
         """Corrected value at `num_rows`, where `added` comes on top of the curve before it is corrected."""
         value = self._values.get(num_rows)
         if value is None:
-            value = self._values[num_rows] = self._curve.at(num_rows)
+            value = self._values[num_rows] = self._corrected.at(num_rows)
             self._factors[num_rows] = self._factor(num_rows)
-        return (value + added) * self._factors[num_rows]
+        return value + added * self._factors[num_rows]
 
     def _factor(self, num_rows: int) -> float:
         rows = self._rows
@@ -291,17 +292,13 @@ class _CorrectedCurve:
                 total += near * self._errors[other]
             self._corrections[place] = total / weight
         self._weights = [weight * WEIGHT_KEPT_PER_REFRESH for weight in self._weights]
-        self._keep_monotone()
+        seconds, lowest = [], 0.0
+        for value, correction in zip(self._curve.seconds, self._corrections, strict=True):
+            lowest = max(lowest, value * math.exp(correction))
+            seconds.append(lowest)
+        self._corrected = Curve(self._rows, tuple(seconds))
         self._factors.clear()
         self._values.clear()
-
-    def _keep_monotone(self) -> None:
-        lowest = 0.0
-        for place, seconds in enumerate(self._curve.seconds):
-            value = seconds * math.exp(self._corrections[place])
-            if value < lowest:
-                self._corrections[place] += math.log(lowest / value)
-            lowest = max(lowest, value)
 
 
 def _surprise(foretold: float, seconds: float) -> float:

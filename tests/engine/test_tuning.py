@@ -1,0 +1,124 @@
+"""Costs measured by running steps of real, tiny engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aquiline.config import EngineConfig, SpeculativeConfig
+from aquiline.engine.cost_model import CostModel
+from aquiline.engine.engine import EngineModels
+from aquiline.engine.plan import StepPlan
+from aquiline.engine.planner import AutoPlanner
+from aquiline.engine.profile import load_profile
+from aquiline.engine.tuning import TourPlanner, TuneStage, measure_costs
+from aquiline.llm import LLM
+from aquiline.request import SamplingParams
+from aquiline.speculation import NO_TREE, chain, parse_speculation, tree_from_branching
+from aquiline.step_costs import profile_folder
+from tests.checkpoints import write_draft, write_target
+from tests.engine.synthetic_costs import load_of, request
+from tests.engine.workloads import tiny_models
+from tests.tiny import new_decoder, tiny_eagle_config, tiny_llama_config
+from tests.tiny_tokenizers import train_byte_level
+
+STAGES = (
+    TuneStage(1, 8, (NO_TREE, chain(1), chain(2), tree_from_branching([2, 1]))),
+    TuneStage(3, 60, (NO_TREE, chain(1))),
+)
+
+
+def test_a_tour_takes_every_shape_in_turn() -> None:
+    planner = TourPlanner((NO_TREE, chain(2)))
+    plans = [planner.plan(load_of([request(0), request(1)])) for _ in range(6)]
+    assert [plan.shape.num_draft_tokens for plan in plans] == [0, 0, 2] * 2
+    assert [plan.num_new_draft_rows for plan in plans] == [{}, None, None] * 2
+    assert plans[2].num_draft_tokens == {"r0": 2, "r1": 2}
+    assert planner.plan(load_of([])) == StepPlan()
+
+
+def test_tiny_engines_are_measured() -> None:
+    models = EngineModels(tiny_models().target, tiny_models().draft, new_decoder, frozenset({60}))
+    progress: list[tuple[int, int]] = []
+    costs, num_steps = measure_costs(
+        models, EngineConfig(dtype="float32"), STAGES, 2, lambda *done: progress.append(done)
+    )
+    assert num_steps == 2 * 5 + 2 * 3
+    assert progress[-1][0] == progress[-1][1] == len(progress)
+    assert costs.verify.at(1) > 0.0
+    assert costs.verify.at(3) >= costs.verify.at(1)
+    assert costs.sample_base + costs.sample_per_row > 0.0
+    assert costs.extend.at(1) + costs.propose_roots.at(1) + costs.level.at(1) > 0.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A target, a draft, and a home of their own, where costs are measured."""
+    monkeypatch.setenv("AQUILINE_COSTS", "")
+    monkeypatch.setenv("AQUILINE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("aquiline.step_costs.SHORT_STAGES", STAGES)
+    monkeypatch.setattr("aquiline.step_costs.SHORT_ROUNDS", 1)
+    vocab_size = train_byte_level().get_vocab_size()
+    target = tiny_llama_config(vocab_size=vocab_size, max_position=96)
+    write_target(tmp_path / "target", target)
+    write_draft(tmp_path / "draft", tiny_eagle_config(target, draft_vocab_size=vocab_size))
+    return tmp_path
+
+
+def open_llm(folder: Path, speculate: str = "auto", reasons: list[str] | None = None) -> LLM:
+    speculative = SpeculativeConfig(parse_speculation(speculate), draft_check="off")
+    return LLM(
+        str(folder / "target"),
+        draft=str(folder / "draft"),
+        config=EngineConfig(dtype="float32", speculative=speculative),
+        num_threads=1,
+        on_cost_progress=lambda reason, done, total: None if reasons is None else reasons.append(reason),
+    )
+
+
+def test_costs_are_measured_once_and_then_read(folder: Path) -> None:
+    reasons: list[str] = []
+    llm = open_llm(folder, reasons=reasons)
+    assert set(reasons) == {"measuring step times"}
+    assert isinstance(llm.engine.planner, AutoPlanner)
+    stored = load_profile(profile_folder(), llm.step_costs.key(llm.config))
+    assert stored is not None
+    again: list[str] = []
+    assert open_llm(folder, reasons=again).step_costs.profile(llm.models, llm.config) == stored
+    assert again == []
+
+
+def test_a_damaged_profile_is_measured_again(folder: Path) -> None:
+    open_llm(folder)
+    (path,) = profile_folder().iterdir()
+    path.write_text("{}")
+    reasons: list[str] = []
+    open_llm(folder, reasons=reasons)
+    assert set(reasons) == {"measuring step times again"}
+    assert path.read_text() != "{}"
+
+
+@pytest.mark.parametrize("speculate", ["off", "chain:1"])
+def test_nothing_is_measured_where_nothing_is_chosen(folder: Path, speculate: str) -> None:
+    llm = open_llm(folder, speculate)
+    assert not profile_folder().exists()
+    assert not isinstance(llm.engine.planner, AutoPlanner)
+
+
+def test_other_settings_of_the_same_models_are_measured_when_they_choose(folder: Path) -> None:
+    llm = open_llm(folder, "chain:1")
+    planner = llm.reconfigured(open_llm(folder).config).engine.planner
+    assert isinstance(planner, AutoPlanner) and isinstance(planner.costs, CostModel) and planner.costs.learns
+
+
+def test_a_home_that_cannot_be_written_is_no_obstacle(folder: Path) -> None:
+    (folder / "home").write_text("")
+    output = open_llm(folder).generate("The eagle", SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True))[0]
+    assert len(output.outputs[0].token_ids) == 12
+
+
+def test_measured_costs_change_no_answer(folder: Path) -> None:
+    params = SamplingParams(max_tokens=40, seed=3, ignore_eos=True)
+    outputs = [open_llm(folder, mode).generate(["The eagle", "a"], params) for mode in ("auto", "off")]
+    assert [o.outputs[0].token_ids for o in outputs[0]] == [o.outputs[0].token_ids for o in outputs[1]]
