@@ -92,9 +92,10 @@ class Engine:
         draft_config = self._draft.config if self._draft is not None else None
         self.grammars = GrammarCompiler.of(models.new_vocabulary, target.config.vocab_size, models.eos_token_ids)
         self.guidance = Guidance(self.grammars, target.config.vocab_size, target.device)
-        lookup = LookupPolicy(config.speculative, draft is not None, grammars=self.guidance if self.grammars else None)
         bounds = bounds_of(config.speculative, draft_config.draft_vocab_size if draft_config is not None else 0)
         self.planner = planner or planner_for(config.speculative, bounds, has_draft=speculates)
+        guides = self.guidance if self.grammars else None
+        lookup = LookupPolicy(config.speculative, draft is not None, self.planner, guides)
         self.sizes = EngineSizes.derive(config, target.config, draft_config, bounds, lookup.max_draft_tokens)
         layout, device = self.sizes.layout, target.device
         self.config = config

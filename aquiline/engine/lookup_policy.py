@@ -9,7 +9,9 @@ from typing import Protocol
 from aquiline.config import SpeculativeConfig
 from aquiline.engine.host_tree import NO_NODES, HostTree
 from aquiline.engine.lookup import Lookup, LookupLimits
-from aquiline.engine.row_worth import RowCosts, RowWorth, StepTime, generic_step_time
+from aquiline.engine.plan import StepPlanner
+from aquiline.engine.planner import AutoPlanner
+from aquiline.engine.row_worth import RowCosts, RowWorth
 from aquiline.request import Request
 
 # A draft model that adds to so likely a child of the root costs more than it brings.
@@ -30,7 +32,7 @@ class LookupPolicy:
 
     Args:
         has_draft: a draft model grows trees too.
-        step_time: what rows of the target cost.
+        planner: one that chooses by costs knows what a row of the target takes; otherwise generic times are taken.
         grammars: of guided requests; None: there are none.
     """
 
@@ -38,14 +40,14 @@ class LookupPolicy:
         self,
         config: SpeculativeConfig,
         has_draft: bool,
-        step_time: StepTime = generic_step_time,
+        planner: StepPlanner | None = None,
         grammars: GrammarNodes | None = None,
     ) -> None:
         self._lookup = Lookup(config.lookup_history) if config.looks_up(has_draft) else None
         can_add = not config.mode.is_off and config.acceptance == "keyed"
         self._grammars = grammars if can_add else None
         self._pays_only = config.lookup == "auto"
-        self._costs = RowCosts(step_time)
+        self._costs = RowCosts.of(planner.costs) if isinstance(planner, AutoPlanner) else RowCosts()
         self.max_draft_tokens = 0
         self._max_depth = 0
         if self._lookup is not None or self._grammars is not None:
@@ -68,6 +70,7 @@ class LookupPolicy:
         """
         if (self._lookup is None and self._grammars is None) or not requests:
             return {}
+        self._costs.refresh()
         worth = RowWorth(len(requests), self._costs, always_pays=not self._pays_only)
         share = min(self.max_draft_tokens, num_rows // len(requests))
         trees = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from aquiline.engine.cost_model import StepCosts
+
 StepTime = Callable[[int], float]
 """From the rows of a step that only decodes to its time, in any unit; it never falls."""
 
@@ -22,18 +24,38 @@ def generic_step_time(num_rows: int) -> float:
 
 
 class RowCosts:
-    """What the next row adds to a step, as a share of its time; every number of rows is asked for only once."""
+    """What the next row adds to a step, as a share of its time; every number of rows is asked for only once.
 
-    def __init__(self, step_time: StepTime = generic_step_time) -> None:
+    Args:
+        version: a number that changes when times do.
+    """
+
+    def __init__(self, step_time: StepTime = generic_step_time, version: Callable[[], int] = lambda: 0) -> None:
         self._step_time = step_time
+        self._version = version
+        self._known_version = version()
         self._shares: list[float] = [0.0]
+
+    @classmethod
+    def of(cls, costs: StepCosts) -> RowCosts:
+        """Those of measured steps without a draft model, at a short context."""
+        return cls(
+            lambda num_rows: costs.verify_seconds(num_rows, 0, 0) + costs.other_seconds(num_rows, 1),
+            lambda: costs.version,
+        )
+
+    def refresh(self) -> None:
+        """Take over times that have changed."""
+        if self._version() != self._known_version:
+            self._known_version = self._version()
+            self._shares = [0.0]
 
     def share(self, num_rows: int) -> float:
         """Time that one more row adds to a step of `num_rows`, divided by the time of that step."""
         while len(self._shares) <= num_rows:
             rows = len(self._shares)
             now = self._step_time(rows)
-            self._shares.append((self._step_time(rows + 1) - now) / now)
+            self._shares.append(max(0.0, self._step_time(rows + 1) - now) / now)
         return self._shares[num_rows]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aquiline.config import LookupMode, SpeculativeConfig
+from aquiline.engine.cost_model import GENERIC_PROFILE, CostModel, Curve, StepSeconds, StepSize
 from aquiline.engine.host_tree import HostTree
 from aquiline.engine.lookup import Lookup, LookupLimits
 from aquiline.engine.lookup_policy import LookupPolicy
@@ -227,6 +229,29 @@ def test_generic_times_rise_evenly_between_and_beyond_their_points() -> None:
     assert times == sorted(times)
     assert times[:4] == pytest.approx([1.0, 1.05, 1.125, 1.2])
     assert times[63] == pytest.approx(4.7 + 32 * 2.1 / 16)
+
+
+# A step with one row takes 1.0 + 0.3 + 0.2 and one with two rows 2.5 + 0.5 + 0.2.
+SIMPLE_PROFILE = replace(
+    GENERIC_PROFILE,
+    verify=Curve((1, 2), (1.0, 2.5)),
+    sample_base=0.1,
+    sample_per_row=0.2,
+    host_base=0.1,
+    host_per_request=0.1,
+)
+
+
+def test_rows_cost_what_was_measured_and_follow_what_is_learnt() -> None:
+    model = CostModel(SIMPLE_PROFILE)
+    costs = RowCosts.of(model)
+    assert costs.share(1) == pytest.approx(3.2 / 1.5 - 1.0)
+    for _ in range(200):
+        for rows, verify in ((1, 1.0), (2, 1.1)):
+            model.observe(StepSize(rows, rows, 1), StepSeconds(verify, 0.0, 0.1 + 0.2 * rows, 0.2))
+    assert costs.share(1) == pytest.approx(3.2 / 1.5 - 1.0)
+    costs.refresh()
+    assert costs.share(1) < 0.6
 
 
 def policy(mode: str, has_draft: bool = False, lookup: LookupMode = "auto") -> LookupPolicy:
