@@ -163,6 +163,7 @@ def test_defaults_of_the_command_line_are_documented(heading: str) -> None:
     ("heading", "name"),
     [
         ("Speed of whole answers", "offline"),
+        ("What one user waits for", "latency"),
         ("Kernels", "kernels"),
         ("Beside other engines", "peers"),
         ("Accuracy", "accuracy"),

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from aquiline.cli import bench_accuracy, bench_kernels, bench_offline, bench_peers
+from aquiline.cli import bench_accuracy, bench_kernels, bench_latency, bench_offline, bench_peers
 from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
 from aquiline.cli.options import (
     ENGINE_OPTIONS,
@@ -56,6 +56,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     add_options(acceptance.add_argument_group("engine"), ENGINE_OPTIONS, ENGINE_RECORDS)
     acceptance.set_defaults(run=run_acceptance)
     bench_offline.add_command(kinds)
+    bench_latency.add_command(kinds)
     bench_kernels.add_command(kinds)
     bench_peers.add_command(kinds)
     bench_accuracy.add_command(kinds)
