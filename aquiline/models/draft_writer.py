@@ -122,7 +122,11 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file beside `path` and put it in its place when it is complete."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         write(temporary)
+        # The writer of safetensors leaves a file that only its owner may read.
+        temporary.chmod(mode)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -186,6 +186,14 @@ def test_tensors_that_share_memory_are_written(tmp_path: Path) -> None:
     assert_same(load_draft(tmp_path / "new", TARGET, torch.float32), draft.config, tensors)
 
 
+def test_files_are_readable_as_any_new_file_is(tmp_path: Path) -> None:
+    draft = loaded(eagle3_files, tmp_path / "first")
+    write_draft(tmp_path / "new", draft.config, draft.tensors, MADE_FOR, "eagle3")
+    (tmp_path / "plain").touch()
+    modes = {path.stat().st_mode for path in ((tmp_path / "plain"), *(tmp_path / "new").iterdir())}
+    assert len(modes) == 1
+
+
 def test_a_failed_write_leaves_the_earlier_draft_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = loaded(eagle3_files, tmp_path / "first")
     folder = tmp_path / "draft"
