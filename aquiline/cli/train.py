@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,8 @@ def run(args: argparse.Namespace) -> None:
     settings = check_arguments(args)
     with shown_progress() as show:
         resolve_model(settings.run.target, show)
-    with shown_training(settings.is_json) as view:
+    # torchrun numbers its processes; the first one speaks for all.
+    with shown_training(settings.is_json, is_hidden=os.environ.get("RANK", "0") != "0") as view:
         from aquiline.training.run import Watcher, train
 
         result = train(settings.run, Watcher(view.on_work, view.on_step, view.on_record))

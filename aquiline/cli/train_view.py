@@ -87,14 +87,18 @@ class JsonView:
 
 
 @contextmanager
-def shown_training(is_json: bool) -> Iterator[TrainView | JsonView]:
-    """The view that suits the output."""
+def shown_training(is_json: bool, is_hidden: bool = False) -> Iterator[TrainView | JsonView]:
+    """The view that suits the output.
+
+    Args:
+        is_hidden: draw no bar: another process of the same run does.
+    """
     if is_json:
         yield JsonView()
         return
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=is_hidden or not console.is_terminal) as progress:
         yield TrainView(progress)
 
 

@@ -77,6 +77,8 @@ def train(settings: RunSettings, watcher: Watcher | None = None) -> Record:
     device = torch_device(settings.device)
     processes = join_processes(device)
     try:
+        if not processes.is_first:
+            watcher = Watcher()
         if processes.count > 1 and settings.writing.way != "folders":
             raise InvalidParameterError(
                 f"data is {', '.join(settings.data)}, and several processes take part; write it into a folder with "
