@@ -40,6 +40,7 @@ def write_plot(records: Sequence[Record], path: Path) -> None:
     require_plotting()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     FigureCanvasAgg(figure)
@@ -51,6 +52,7 @@ def write_plot(records: Sequence[Record], path: Path) -> None:
     _draw_time(right, evaluations)
     for axes in (left, middle, right):
         axes.set_xlabel("trained tokens")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(True, alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
@@ -77,7 +79,7 @@ def _draw_acceptance(axes: Axes, evaluations: Sequence[Record]) -> None:
             marker=".",
             label=f"position {index + 1}, given all before",
         )
-    axes.set_ylim(0.0, 1.0)
+    axes.set_ylim(bottom=0.0)
 
 
 def _draw_time(axes: Axes, evaluations: Sequence[Record]) -> None:
