@@ -43,6 +43,7 @@ class DataSummary:
         categories: answer tokens of each.
         num_skipped: conversations that this run dropped, by reason.
         first_skipped: file, line and reason of the first of each, where the data comes from files.
+        seconds: that the run took, without loading the target.
         tokens_per_second: that the target wrote in this run, user turns and dropped texts included; None where it
             wrote nothing.
     """
@@ -75,6 +76,7 @@ class DataRun:
         self._on_done = on_done
         self._on_load = on_load
         self._num_written = 0
+        self._loading_seconds = 0.0
 
     def run(self) -> DataSummary:
         """Write the data, or what is missing of it.
@@ -86,7 +88,7 @@ class DataRun:
         excluded = read_excluded([HELD_OUT_PROMPTS, *map(Path, settings.exclude)])
         begun = time.perf_counter()
         skipped, first = self._write(excluded)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - begun - self._loading_seconds
         store = ExampleStore(settings.output)
         categories: Counter[str] = Counter()
         for shard in store.shards:
@@ -167,7 +169,7 @@ class DataRun:
         self._on_done(report.num_read, None)
 
     def _open_llm(self) -> LLM:
-        settings = self._settings
+        settings, begun = self._settings, time.perf_counter()
         # Large batches leave nothing to gain from speculation, and the texts would be the same.
         plain = SpeculativeConfig(parse_speculation("off"))
         llm = LLM(
@@ -178,6 +180,7 @@ class DataRun:
             on_load_progress=self._on_load,
         )
         check_template(llm.tokenizer)
+        self._loading_seconds = time.perf_counter() - begun
         return llm
 
     def _writing(self) -> SelfWrittenSettings:
