@@ -16,6 +16,7 @@ from aquiline.errors import AquilineError
 from aquiline.server.engine_client import EngineClient
 from aquiline.server.errors import Failure, describe_invalid, failure_of
 from aquiline.server.middleware import BodyLimit, KeyCheck, RequestLog
+from aquiline.server.page_routes import page_router
 from aquiline.server.routes import failure_response, router
 from aquiline.server.service import Served, Service
 from aquiline.server.settings import ServerSettings
@@ -38,6 +39,7 @@ def create_app(served: Served, client: EngineClient, settings: ServerSettings, v
     app = FastAPI(title="Aquiline", description=DESCRIPTION, version=version, lifespan=lifespan, redoc_url=None)
     app.state.service = Service(served, client, settings)
     app.include_router(router)
+    app.include_router(page_router)
     app.add_exception_handler(AquilineError, _on_aquiline_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)

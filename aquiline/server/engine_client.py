@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 
 from aquiline.server.engine_thread import EngineRequest, EngineThread, ServedEngine, StepNews
 from aquiline.server.errors import EngineFaultError, RequestTimeoutError, ServerBusyError, ServerStoppingError
+from aquiline.server.live import LiveFigures
 from aquiline.server.metrics import Metrics
-from aquiline.server.step_report import Reporter, StepReport
+from aquiline.server.step_report import Reporter
 from aquiline.server.submission import Run, Submission
 
 
@@ -34,7 +35,7 @@ class EngineClient:
         num_unfinished: answers that run or wait.
         has_failed: the engine failed in so many steps on end that it was given up.
         after_give_up: called when that happens.
-        latest_report: of the newest step.
+        live: what the page shows.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class EngineClient:
         self.num_unfinished = 0
         self.has_failed = False
         self.after_give_up: Callable[[], None] | None = None
-        self.latest_report: StepReport | None = None
+        self.live = LiveFigures()
         self._thread = EngineThread(engine, self, reporter)
         self._max_unfinished = max_unfinished
         self._numbers = itertools.count()
@@ -159,7 +160,6 @@ class EngineClient:
 
     def on_step(self, news: StepNews) -> None:
         """The engine has run a step."""
-        self.latest_report = news.report
         now = time.perf_counter()
         for request_id in news.started_ids:
             entry = self._submissions.get(request_id)
@@ -178,6 +178,7 @@ class EngineClient:
             if output.finished:
                 self._forget(output.request_id)
         self.metrics.observe_step(news.report, runs)
+        self.live.observe_step(news.report, runs)
 
     def on_give_up(self) -> None:
         """The engine has failed too often."""

@@ -139,6 +139,13 @@ async def metrics(service: Serving) -> Response:
     return Response(service.client.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
+@router.get("/figures", responses=REFUSALS)
+async def figures(service: Serving) -> dict[str, Any]:
+    """What the page at / shows: figures of this moment, and of each load that there was."""
+    speculate = service.served.llm.config.speculative.mode.text
+    return {"model": service.served.name, "speculate": speculate} | service.client.live.figures()
+
+
 @router.get("/version", responses=REFUSALS)
 async def version(request: Request) -> Version:
     """The version of Aquiline."""
