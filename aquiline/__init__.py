@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from aquiline.config import (
     CacheConfig,
     EngineConfig,
+    GrammarConfig,
     Objective,
     SchedulerConfig,
     SpeculateTable,
@@ -54,6 +55,7 @@ __all__ = [
     "DraftMismatchError",
     "EngineConfig",
     "FinishReason",
+    "GrammarConfig",
     "GuidedParams",
     "InternalError",
     "InvalidParameterError",

@@ -20,6 +20,7 @@ KVCacheDtype = Literal["auto", "bfloat16", "float32", "int8"]
 Backend = Literal["auto", "cpu", "pytorch"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 MAX_CACHE_GB = 2**20
+MAX_SECONDS = 10**6
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,28 @@ class SpeculativeConfig:
 
 
 @dataclass(frozen=True)
+class GrammarConfig:
+    """What a guide may cost: beyond these limits it is refused, or its request ended, so that others never wait.
+
+    Attributes:
+        max_compile_seconds: most processor time that an EBNF grammar may take to compile.
+        max_compile_mb: most memory that it may take meanwhile, in MiB.
+        max_mask_ms: a request whose masks take more processor time than that in one step is aborted.
+    """
+
+    max_compile_seconds: float = 10.0
+    max_compile_mb: int = 1024
+    max_mask_ms: float = 250.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_compile_seconds", "max_mask_ms"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_SECONDS:
+                raise InvalidParameterError(f"{name} is {value!r}; it must be a positive number, at most {MAX_SECONDS}")
+        _between("max_compile_mb", self.max_compile_mb, 64, MAX_CACHE_GB)
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Everything the engine is told.
 
@@ -243,6 +266,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    grammars: GrammarConfig = field(default_factory=GrammarConfig)
     check_consistency: bool = False
     poison_memory: bool = False
 
@@ -254,8 +278,13 @@ class EngineConfig:
         for name in ("quantization", "draft_quantization"):
             if getattr(self, name) not in get_args(Quantization):
                 raise InvalidParameterError(f"{name} is {getattr(self, name)!r}; it must be auto, none, int8 or int4")
-        parts = (("cache", CacheConfig), ("scheduler", SchedulerConfig), ("speculative", SpeculativeConfig))
-        for name, kind in parts:
+        parts = {
+            "cache": CacheConfig,
+            "scheduler": SchedulerConfig,
+            "speculative": SpeculativeConfig,
+            "grammars": GrammarConfig,
+        }
+        for name, kind in parts.items():
             if not isinstance(getattr(self, name), kind):
                 raise InvalidParameterError(f"{name} is {getattr(self, name)!r}; it must be a {kind.__name__}")
         _true_or_false("check_consistency", self.check_consistency)

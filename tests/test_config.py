@@ -84,9 +84,10 @@ def test_unknown_words_are_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [None, {}, EngineConfig()], ids=["None", "dict", "another"])
-@pytest.mark.parametrize("name", ["cache", "scheduler", "speculative"])
+@pytest.mark.parametrize("name", ["cache", "scheduler", "speculative", "grammars"])
 def test_parts_are_what_they_are_called(name: str, value: object) -> None:
-    with pytest.raises(InvalidParameterError, match=f"^{name} is .*; it must be a {name.capitalize()}Config$"):
+    kind = name.removesuffix("s").capitalize()
+    with pytest.raises(InvalidParameterError, match=f"^{name} is .*; it must be a {kind}Config$"):
         EngineConfig(**{name: value})  # type: ignore[arg-type]
 
 

@@ -228,7 +228,7 @@ def test_engine_fields_and_defaults_are_documented() -> None:
     config = EngineConfig()
     place = {
         field.name: f"{part}.{field.name}"
-        for part in ("cache", "scheduler", "speculative")
+        for part in ("cache", "scheduler", "speculative", "grammars")
         for field in dataclasses.fields(getattr(config, part))
     }
     expected = [

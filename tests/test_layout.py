@@ -24,6 +24,7 @@ PUBLIC_NAMES = {
     "DraftMismatchError",
     "EngineConfig",
     "FinishReason",
+    "GrammarConfig",
     "GuidedParams",
     "InternalError",
     "InvalidParameterError",

@@ -10,14 +10,14 @@ from typing import Any
 from aquiline.cli.guided_options import GUIDED_OPTIONS, guided_params
 from aquiline.cli.parser import Option, integer, integer_or_none, number, token_bias, values_given
 from aquiline.cli.speculate_table import read_table
-from aquiline.config import CacheConfig, EngineConfig, Objective, SchedulerConfig, SpeculativeConfig
+from aquiline.config import CacheConfig, EngineConfig, GrammarConfig, Objective, SchedulerConfig, SpeculativeConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
 from aquiline.request import SamplingParams
 from aquiline.speculation import FORMS, parse_speculation
 
 SAMPLING_RECORDS = (SamplingParams, GuidedParams)
-ENGINE_RECORDS = (EngineConfig, CacheConfig, SchedulerConfig, SpeculativeConfig)
+ENGINE_RECORDS = (EngineConfig, CacheConfig, SchedulerConfig, SpeculativeConfig, GrammarConfig)
 
 SAMPLING_OPTIONS = (
     Option(
@@ -73,6 +73,9 @@ ENGINE_OPTIONS = (
     Option("--kv-cache-gb", "kv_cache_gb", "size of the KV pool in GiB", number, "GIB"),
     Option("--kv-cache-dtype", "kv_cache_dtype", "of keys and values: auto, bfloat16, float32 or int8", str, "DTYPE"),
     Option("--no-prefix-cache", "enable_prefix_cache", "do not share KV between equal beginnings", switch_value=False),
+    Option("--grammar-compile-seconds", "max_compile_seconds", "most time to compile an EBNF grammar", number, "S"),
+    Option("--grammar-compile-mb", "max_compile_mb", "most memory to compile an EBNF grammar", integer, "MIB"),
+    Option("--grammar-mask-ms", "max_mask_ms", "most time of a request's masks in a step", number, "MS"),
     Option("--check-consistency", "check_consistency", "recompute and compare all states after every step (slow)"),
     Option("--poison-memory", "poison_memory", "fill unwritten memory with NaN, so that a leak shows (for tests)"),
 )
@@ -108,6 +111,7 @@ def engine_config(args: argparse.Namespace, options: Sequence[Option] = ENGINE_O
         cache=CacheConfig(**_for_record(CacheConfig, values)),
         scheduler=SchedulerConfig(**_for_record(SchedulerConfig, values)),
         speculative=SpeculativeConfig(**_for_record(SpeculativeConfig, values)),
+        grammars=GrammarConfig(**_for_record(GrammarConfig, values)),
         **_for_record(EngineConfig, values),
     )
 

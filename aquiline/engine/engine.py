@@ -90,8 +90,11 @@ class Engine:
         speculates = draft is not None and not config.speculative.mode.is_off
         self._draft = draft if speculates else None
         draft_config = self._draft.config if self._draft is not None else None
-        self.grammars = GrammarCompiler.of(models.new_vocabulary, target.config.vocab_size, models.eos_token_ids)
-        self.guidance = Guidance(self.grammars, target.config.vocab_size, target.device)
+        vocab_size, limits_of_guides = target.config.vocab_size, config.grammars
+        self.grammars: GrammarCompiler | None = None
+        if models.new_vocabulary is not None:
+            self.grammars = GrammarCompiler(models.new_vocabulary, vocab_size, models.eos_token_ids, limits_of_guides)
+        self.guidance = Guidance(self.grammars, vocab_size, target.device, limits_of_guides.max_mask_ms)
         bounds = bounds_of(config.speculative, draft_config.draft_vocab_size if draft_config is not None else 0)
         self.planner = planner or planner_for(config.speculative, bounds, has_draft=speculates)
         guides = self.guidance if self.grammars else None
@@ -315,6 +318,8 @@ class Engine:
         for item in committed:
             request = item.request
             request.step_seconds += seconds
+            if self.guidance.is_overdue(request):
+                abort(request, self._streams[request.request_id])
             if request.is_finished:
                 self._device.release(request)
                 self.scheduler.finish(request)

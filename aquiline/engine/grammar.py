@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from aquiline.config import GrammarConfig
+from aquiline.engine.grammar_rehearsal import rehearse
 from aquiline.engine.regex_automaton import regex_rules
 from aquiline.engine.regex_parser import parse_regex
 from aquiline.engine.schema_reader import pattern_name, read_schema
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 VocabularyFactory = Callable[[], Sequence[bytes]]
 
 MAX_WHITESPACE = 64
+MANY_RULES = 300
+MAX_KEPT = 256
+MAX_KEPT_BYTES = 2**28
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -123,22 +128,24 @@ class GrammarCompiler:
     Args:
         new_vocabulary: called once, for the bytes of every token of the model, empty for those that stand for no text.
         vocab_size: tokens of the model.
+        config: what a guide may cost.
     """
 
-    def __init__(self, new_vocabulary: VocabularyFactory, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        new_vocabulary: VocabularyFactory,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        config: GrammarConfig | None = None,
+    ) -> None:
         self._new_vocabulary = new_vocabulary
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._config = config or GrammarConfig()
         self._lock = Lock()
-        self._compiler: xgrammar.GrammarCompiler | None = None
+        self._vocabulary: tuple[bytes, ...] = ()
+        self._compilers: dict[bool, xgrammar.GrammarCompiler] = {}
         self._kept: dict[GuidedParams, Future[CompiledGrammar]] = {}
-
-    @classmethod
-    def of(
-        cls, new_vocabulary: VocabularyFactory | None, vocab_size: int, eos_token_ids: frozenset[int]
-    ) -> GrammarCompiler | None:
-        """A compiler where there is a vocabulary."""
-        return None if new_vocabulary is None else cls(new_vocabulary, vocab_size, eos_token_ids)
 
     def compile(self, guided: GuidedParams) -> CompiledGrammar:
         """The grammar of a guide; waits while it is compiled, here or for another caller.
@@ -147,16 +154,17 @@ class GrammarCompiler:
             InvalidParameterError: a guide that is not understood, or a model that has no end-of-sequence id.
         """
         with self._lock:
-            future = self._kept.get(guided)
+            future = self._kept.pop(guided, None)
             is_new = future is None
-            if future is None:
-                future = self._kept[guided] = Future()
+            # Behind all others: what was asked for longest ago stands first, and goes first.
+            future = self._kept[guided] = future or Future()
+            self._drop_some()
         if is_new:
             try:
                 future.set_result(self._compile(guided))
             except BaseException as error:
                 with self._lock:
-                    del self._kept[guided]
+                    self._kept.pop(guided, None)
                 future.set_exception(error)
                 raise
         return future.result()
@@ -166,26 +174,45 @@ class GrammarCompiler:
             raise InvalidParameterError("the model has no end-of-sequence id, so a guided output could not end")
         try:
             text = grammar_text(guided)
-            compiled = self._prepared().compile_grammar(text)
+            compiler = self._prepared(text.count("\n") >= MANY_RULES)
+            if guided.grammar is not None:
+                rehearse(text, self._vocabulary, tuple(sorted(self._eos_token_ids)), self._config)
+            compiled = compiler.compile_grammar(text)
         except RuntimeError as error:
             reason = str(error).splitlines()[0].partition(": ")[2] or str(error)
             raise InvalidParameterError(f"the {guided.kind} of guided is not understood: {reason}") from error
         return CompiledGrammar(compiled, self._eos_token_ids)
 
-    def _prepared(self) -> xgrammar.GrammarCompiler:
+    def _drop_some(self) -> None:
+        """Forget grammars that nobody asked for lately; requests that follow one keep it."""
+        ready = {guided: future.result() for guided, future in self._kept.items() if _is_ready(future)}
+        num_bytes = sum(grammar.num_bytes for grammar in ready.values())
+        for guided in [*ready][:-1]:
+            if num_bytes <= MAX_KEPT_BYTES and len(self._kept) <= MAX_KEPT:
+                return
+            num_bytes -= ready[guided].num_bytes
+            del self._kept[guided]
+
+    def _prepared(self, has_many_rules: bool) -> xgrammar.GrammarCompiler:
+        """A compiler; of many rules it computes the masks as they are needed, because few of them ever are."""
         import xgrammar
 
         with self._lock:
-            if self._compiler is None:
-                vocabulary = [*self._new_vocabulary()][: self._vocab_size]
+            if not self._vocabulary:
+                listed = [*self._new_vocabulary()][: self._vocab_size]
+                self._vocabulary = (*listed, *[b""] * (self._vocab_size - len(listed)))
+            if has_many_rules not in self._compilers:
                 info = xgrammar.TokenizerInfo(
-                    vocabulary,
-                    xgrammar.VocabType.RAW,
-                    vocab_size=self._vocab_size,
-                    stop_token_ids=sorted(self._eos_token_ids),
+                    [*self._vocabulary], xgrammar.VocabType.RAW, stop_token_ids=sorted(self._eos_token_ids)
                 )
-                self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-            return self._compiler
+                self._compilers[has_many_rules] = xgrammar.GrammarCompiler(
+                    info, max_threads=1, cache_enabled=False, enable_dynamic_compilation=has_many_rules
+                )
+            return self._compilers[has_many_rules]
+
+
+def _is_ready(future: Future[CompiledGrammar]) -> bool:
+    return future.done() and future.exception() is None
 
 
 def grammar_text(guided: GuidedParams) -> str:

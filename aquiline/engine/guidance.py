@@ -72,10 +72,15 @@ class Guidance:
     Args:
         compiler: None: no request can be guided.
         device: where masks are used.
+        max_mask_ms: processor time that the masks of one request may take in one step before it is overdue.
     """
 
-    def __init__(self, compiler: GrammarCompiler | None, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, compiler: GrammarCompiler | None, vocab_size: int, device: torch.device, max_mask_ms: float = 250.0
+    ) -> None:
         self._compiler = compiler
+        self._max_mask_seconds = max_mask_ms / 1000.0
+        self._overdue: set[str] = set()
         self._vocab_size = vocab_size
         self._device = device
         self._table = MaskTable(vocab_size)
@@ -124,6 +129,7 @@ class Guidance:
         self._grammars.pop(request_id, None)
         self._matchers.pop(request_id, None)
         self._foretold.pop(request_id, None)
+        self._overdue.discard(request_id)
 
     def admit(self, request: Request) -> None:
         """Set up the matcher of a request that begins to run, from its output so far."""
@@ -187,6 +193,7 @@ class Guidance:
         for index, scheduled in enumerate(step.drawing):
             matcher = self._matchers.get(scheduled.request.request_id)
             has_tree = scheduled.max_draft_depth > 0
+            started = time.thread_time()
             if matcher is None:
                 rows += [-1] * (step.num_rows(scheduled) if has_tree else 1)
             elif not has_tree:
@@ -196,6 +203,8 @@ class Guidance:
                 count = step.num_rows(scheduled)
                 nodes = TreeNodes(tree.tokens[index, :count].tolist(), tree.parents[index, :count].tolist())
                 rows += fill_tree(matcher, nodes, self._table)
+            if matcher is not None and time.thread_time() - started > self._max_mask_seconds:
+                self._overdue.add(scheduled.request.request_id)
         return self._table.masks(rows, self._device)
 
     def masks_of(self, requests: Sequence[Request], paths: Sequence[Sequence[int]]) -> TokenMasks | None:
@@ -216,6 +225,10 @@ class Guidance:
                 for node in range(num_per_request)
             ]
             return self._table.masks(rows, self._device)
+
+    def is_overdue(self, request: Request) -> bool:
+        """Whether the request's masks took too long: its grammar can be read in so many ways that it delays others."""
+        return request.request_id in self._overdue
 
     def is_guided(self, request: Request) -> bool:
         """Whether a running request follows a grammar."""

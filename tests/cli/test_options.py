@@ -21,7 +21,7 @@ from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, Speculat
 from aquiline.request import SamplingParams
 from aquiline.speculation import parse_speculation
 
-NESTED = {"cache", "scheduler", "speculative", "guided"}
+NESTED = {"cache", "scheduler", "speculative", "guided", "grammars"}
 
 
 def parse(*argv: str) -> argparse.Namespace:

@@ -69,7 +69,7 @@ def test_an_illegal_draft_token_at_any_position_changes_nothing(mode: str) -> No
 
 
 def test_a_grammar_of_one_letter_ends_whatever_is_drafted() -> None:
-    job = Job((1,), SamplingParams(temperature=0, guided=GuidedParams(grammar='root ::= "a"')))
+    job = Job((1,), SamplingParams(temperature=0, guided=GuidedParams(regex="a")))
     outputs = run_jobs(scripted("chain:4", lambda request, position, rank, own: IDS[b"a"]), [job])
     sample = outputs["0"].outputs[0]
     assert (sample.text, sample.token_ids, sample.finish_reason) == ("a", (IDS[b"a"], EOS), FinishReason.STOP)
@@ -101,7 +101,7 @@ def test_random_grammars_and_random_drafts_end_within_a_step_per_token(seed: int
 
 def test_every_node_has_the_mask_of_its_own_path() -> None:
     """Siblings `{"` and `[` go on in different ways; below an illegal token and behind the end there is no mask."""
-    guided = GuidedParams(grammar='root ::= "a" ("b" [0-4] | "c" [5-9] | "")')
+    guided = GuidedParams(regex="a(b[0-4]|c[5-9]|)")
     texts = [b"x", b"a", b"b", b"c", b"4", b"5", b"Z", b"4", b"a"]
     parents = [-1, 0, 1, 1, 2, 3, 1, 6, 4]
     tokens = [IDS[text] for text in texts]
@@ -205,7 +205,6 @@ def test_how_limits_and_stops_end_a_guided_output(mode: str) -> None:
 def test_a_guide_that_cannot_be_followed_is_refused_and_leaves_nothing() -> None:
     engine = guided_engine(PLAIN)
     for guided, reason in (
-        (GuidedParams(grammar='root ::= "a'), "not understood"),
         (GuidedParams(grammar='x ::= "a"'), "not understood"),
         (GuidedParams(regex="(a"), "not closed"),
         (GuidedParams(json_schema={"not": {}}), "#/not"),
