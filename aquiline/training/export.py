@@ -35,9 +35,12 @@ def export_draft(
 
 
 def layout_for(config: EagleConfig, num_target_layers: int | None) -> DraftLayout:
-    """The layout that most engines read, among those with a place for the draft's settings."""
+    """The layout that most engines read rightly, among those with a place for the draft's settings.
+
+    The numbers of SpecForge's `eagle_config` mean other layers to vLLM, so it is left to what nothing else can say.
+    """
     if config.kind == "eagle1":
         return "eagle1"
-    is_default = num_target_layers is not None and config.aux_layer_ids == default_aux_layer_ids(num_target_layers)
-    has_options = config.norm_before_residual or config.fc_norm or config.norm_output
-    return "eagle3" if is_default and not has_options else "specforge"
+    if num_target_layers is not None and config.aux_layer_ids == default_aux_layer_ids(num_target_layers):
+        return "eagle3"
+    return "specforge" if config.fc_bias else "speculators"

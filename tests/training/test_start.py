@@ -115,5 +115,8 @@ def test_the_layout_is_the_one_that_most_engines_read() -> None:
     default = draft_config(replace(EAGLE3, aux_layer_ids=None), target)
     assert default.aux_layer_ids == default_aux_layer_ids(12)
     assert layout_for(default, 12) == "eagle3"
-    assert layout_for(draft_config(EAGLE3, target), 12) == "specforge"
+    assert layout_for(replace(default, norm_output=True), 12) == "eagle3"
+    other = replace(default, aux_layer_ids=(0, 1, 2))
+    assert layout_for(other, 12) == layout_for(default, 13) == layout_for(default, None) == "speculators"
+    assert layout_for(replace(other, fc_bias=True), 12) == "specforge"
     assert layout_for(draft_config(DRAFTS["eagle1"], target), 12) == "eagle1"
