@@ -144,7 +144,9 @@ def facts(found: Examination) -> dict[str, str]:
     config, target, report = found.draft.config, found.target, found.report
     layers, rope = config.layers, config.layers.rope
     own_or_target = ("the target's", "its own")
-    options = [name for name in ("norm_before_residual", "fc_norm", "norm_output") if getattr(config, name)]
+    options = [
+        name for name in ("norm_before_residual", "fc_norm", "norm_before_fc", "norm_output") if getattr(config, name)
+    ]
     reads = f"outputs of layers {', '.join(map(str, config.aux_layer_ids))} of {target.num_layers}, counted from 0"
     same_base = "as the target" if rope.theta == target.rope.theta else f"the target has {target.rope.theta:g}"
     coverage = f"{PER_CENT * report.coverage:.1f} % of what the target wrote"

@@ -127,10 +127,9 @@ def _read_plain_eagle3(fields: ConfigFields, target: LlamaConfig) -> EagleConfig
         norm_before_residual=_read_option("norm_before_residual", fields, eagle),
         fc_bias=fields.boolean("bias", False),
         fc_norm=_read_option("fc_norm", fields, eagle),
+        norm_before_fc=_read_option("norm_before_fc", fields, eagle),
         norm_output=_read_option("norm_output", fields, eagle),
     )
-    for place in (fields, eagle):
-        place.demand({"norm_before_fc": (False,)})
     eagle.refuse_unread()
     fields.refuse_unread(DRAFT_HARMLESS)
     return config
@@ -138,7 +137,7 @@ def _read_plain_eagle3(fields: ConfigFields, target: LlamaConfig) -> EagleConfig
 
 def _read_speculators(fields: ConfigFields, target: LlamaConfig) -> EagleConfig:
     """The speculators layout; `norm_before_residual` is true where it is missing."""
-    fields.demand({"speculators_model_type": ("eagle3",), "norm_before_fc": (False,), "tie_word_embeddings": (False,)})
+    fields.demand({"speculators_model_type": ("eagle3",), "tie_word_embeddings": (False,)})
     check_architectures(fields, EAGLE3_ARCHITECTURES)
     layer_fields = fields.section("transformer_layer_config")
     if layer_fields is None:
@@ -159,6 +158,7 @@ def _read_speculators(fields: ConfigFields, target: LlamaConfig) -> EagleConfig:
         aux_layer_ids=tuple(i - 1 for i in entered_layers) or default_aux_layer_ids(target.num_layers),
         norm_before_residual=fields.boolean("norm_before_residual", True),
         fc_norm=fields.boolean("fc_norm", False),
+        norm_before_fc=fields.boolean("norm_before_fc", False),
         norm_output=fields.boolean("norm_output", False),
     )
     fields.refuse_unread(DRAFT_HARMLESS | SPECULATORS_HARMLESS)
@@ -195,6 +195,8 @@ def _check_fits(source: str, config: EagleConfig, target: LlamaConfig) -> None:
             f"{source}: the draft reads hidden states of {config.target_hidden_size} numbers (target_hidden_size, or "
             f"hidden_size without it), the target has {target.hidden_size}; use a draft made for it"
         )
+    if config.fc_norm and config.norm_before_fc:
+        raise ModelFormatError(f"{source}: fc_norm and norm_before_fc are both true; a draft has at most one of them")
     if config.draft_vocab_size > layers.vocab_size:
         raise ModelFormatError(
             f"{source}: draft_vocab_size is {config.draft_vocab_size}; it cannot exceed vocab_size {layers.vocab_size}"

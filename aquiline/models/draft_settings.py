@@ -26,7 +26,7 @@ from aquiline.models.model_config import EagleConfig, LlamaConfig, RopeConfig, d
 
 DraftLayout = Literal["eagle1", "eagle3", "specforge", "speculators"]
 DRAFT_LAYOUTS: tuple[DraftLayout, ...] = get_args(DraftLayout)
-OPTIONS = ("norm_before_residual", "fc_norm", "norm_output")
+OPTIONS = ("norm_before_residual", "fc_norm", "norm_before_fc", "norm_output")
 # What engines draft that find no other number.
 SPECULATIVE_TOKENS = 3
 
@@ -51,6 +51,8 @@ def draft_settings(
             f"this draft is an EAGLE-{config.kind[-1]} head and the layout {layout} is not for those; "
             f"use {' or '.join(fitting)}"
         )
+    if config.fc_norm and config.norm_before_fc:
+        raise InvalidParameterError("fc_norm and norm_before_fc are both true; a draft has at most one of them")
     about = metadata_settings(metadata)
     settings: dict[str, Any] = {METADATA_KEY: about} if about else {}
     if layout == "eagle1":

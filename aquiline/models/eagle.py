@@ -51,9 +51,7 @@ class EagleModel:
         self.embedding = tensors["embed_tokens.weight"] if config.has_own_embedding else target_embedding
         self.head = tensors["lm_head.weight"] if config.has_own_head else target_head
         self._combine = Projection(tensors, "fc")
-        self._feature_norms = [
-            tensors[f"fc_norm.{i}.weight"] for i in range(len(config.aux_layer_ids) * config.fc_norm)
-        ]
+        self._feature_norms = [tensors[name] for name in config.feature_norms]
         prefixes = [f"layers.{index}." for index in range(config.num_layers)]
         self._layers = [DecoderLayer(config.layers, tensors, prefix) for prefix in prefixes]
         self._input_norms = [tensors.get(f"{prefix}input_layernorm.weight") for prefix in prefixes]

@@ -82,6 +82,7 @@ class EagleConfig:
         has_own_embedding, has_own_head: the file brings its own; otherwise the target's is used.
         fc_bias: bias of the projection that takes features (and, for eagle1, the embedding) in.
         fc_norm: one RMSNorm per captured layer before fc (EAGLE-3.1).
+        norm_before_fc: one RMSNorm over all captured layers together before fc; not beside fc_norm.
         norm_output: the hidden state fed to the next step is the one after the final norm (EAGLE-3.1).
     """
 
@@ -95,6 +96,7 @@ class EagleConfig:
     has_own_head: bool = True
     fc_bias: bool = False
     fc_norm: bool = False
+    norm_before_fc: bool = False
     norm_output: bool = False
 
     @property
@@ -105,6 +107,13 @@ class EagleConfig:
     def feature_size(self) -> int:
         """Width of what the target hands to the draft per token."""
         return self.target_hidden_size * max(1, len(self.aux_layer_ids))
+
+    @property
+    def feature_norms(self) -> tuple[str, ...]:
+        """Names of the norms that equal parts of the features go through before fc; () where there is none."""
+        if self.norm_before_fc:
+            return ("input_norm.weight",)
+        return tuple(f"fc_norm.{i}.weight" for i in range(len(self.aux_layer_ids))) if self.fc_norm else ()
 
 
 def default_aux_layer_ids(num_target_layers: int) -> tuple[int, int, int]:

@@ -123,7 +123,7 @@ def _forward(
 
 
 def _weights(config: EagleConfig, packer: WeightPacker) -> _native.EagleWeights:
-    norms = [packer.norm(f"fc_norm.{i}.weight") for i in range(len(config.aux_layer_ids) * config.fc_norm)]
+    norms = [packer.norm(name) for name in config.feature_norms]
     hidden_norm, final_norm = packer.norm("layers.0.hidden_norm.weight"), packer.norm("norm.weight")
     weights: _native.EagleWeights = native().eagle_weights(
         packer.stack("fc"),

@@ -41,8 +41,7 @@ def expected_draft_tensors(config: EagleConfig) -> Shapes:
     shapes: Shapes = {"fc.weight": (hidden, input_size), ID_MAP: (config.draft_vocab_size,)}
     if config.fc_bias:
         shapes["fc.bias"] = (hidden,)
-    if config.fc_norm:
-        shapes |= {f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(len(config.aux_layer_ids))}
+    shapes |= {name: (config.feature_size // len(config.feature_norms),) for name in config.feature_norms}
     if is_eagle3:
         shapes["norm.weight"] = (hidden,)
         shapes["layers.0.hidden_norm.weight"] = (hidden,)

@@ -18,6 +18,7 @@ SAME_DRAFT = (
     "aux_layer_ids",
     "norm_before_residual",
     "fc_norm",
+    "norm_before_fc",
     "norm_output",
     "fc_bias",
     "has_own_embedding",

@@ -118,6 +118,7 @@ def _eagle3_configs(draw: st.DrawFn, layers: LlamaConfig, layout: str, num_targe
     shares_nothing = not has_target_width
     layer_ids = st.sets(st.integers(0, num_target_layers - 1), min_size=1, max_size=5)
     default = default_aux_layer_ids(num_target_layers)
+    norm = draw(st.sampled_from(("", "fc_norm", "norm_before_fc")))
     return EagleConfig(
         kind="eagle3",
         layers=layers,
@@ -128,7 +129,8 @@ def _eagle3_configs(draw: st.DrawFn, layers: LlamaConfig, layout: str, num_targe
         has_own_embedding=shares_nothing or draw(st.booleans()),
         has_own_head=shares_nothing or is_reduced or draw(st.booleans()),
         fc_bias=layout != "speculators" and draw(st.booleans()),
-        fc_norm=draw(st.booleans()),
+        fc_norm=norm == "fc_norm",
+        norm_before_fc=norm == "norm_before_fc",
         norm_output=draw(st.booleans()),
     )
 

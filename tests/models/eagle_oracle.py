@@ -47,7 +47,8 @@ class EagleOracle:
         parts = [features[:, start : start + size] for start in range(0, features.shape[1], size)]
         if self.config.fc_norm:
             parts = [self.norm(part, f"fc_norm.{number}") for number, part in enumerate(parts)]
-        return self.project(torch.cat(parts, dim=1), "fc")
+        fused = torch.cat(parts, dim=1)
+        return self.project(self.norm(fused, "input_norm") if self.config.norm_before_fc else fused, "fc")
 
     def run(self, hidden: Tensor, token_ids: Sequence[int]) -> OracleOutput:
         """Pair number i: hidden of position i, and the token at position i + 1."""

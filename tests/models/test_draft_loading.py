@@ -431,7 +431,18 @@ def test_wrong_setting_is_refused_by_name(tmp_path: Path, case: str) -> None:
     files = FORMATS[name]()
     files.settings[key] = value
     message = refusal(lambda: load(files, tmp_path))
-    assert key in message or {"fc_norm": "fc_norm.0.weight", "attention_bias": "q_proj.bias"}.get(key, key) in message
+    missing = {"fc_norm": "fc_norm.0.weight", "attention_bias": "q_proj.bias", "norm_before_fc": "input_norm.weight"}
+    assert key in message or missing.get(key, key) in message
+
+
+@pytest.mark.parametrize("place", ["top", "eagle_config"])
+def test_one_norm_over_all_features_is_read(tmp_path: Path, place: str) -> None:
+    files = specforge_files()
+    (files.settings if place == "top" else files.settings["eagle_config"])["norm_before_fc"] = True
+    files.tensors |= random_tensors({"input_norm.weight": (3 * HIDDEN,)})
+    draft = load(files, tmp_path)
+    assert draft.config.norm_before_fc and not draft.config.fc_norm
+    assert torch.equal(draft.tensors["input_norm.weight"], files.tensors["input_norm.weight"])
 
 
 @pytest.mark.parametrize("key", ["use_aux_hidden_state", "use_last_layernorm", "parallel_draft_step"])

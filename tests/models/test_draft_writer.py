@@ -144,6 +144,15 @@ def test_kinds_and_layouts_must_fit(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_two_kinds_of_feature_norms_are_refused(tmp_path: Path) -> None:
+    draft = loaded(speculators_files, tmp_path / "first")
+    config = replace(draft.config, norm_before_fc=True)
+    tensors = {name: tensor for name, tensor in draft.tensors.items() if not name.startswith("fc_norm")}
+    tensors["input_norm.weight"] = torch.ones(config.feature_size)
+    with pytest.raises(InvalidParameterError, match="at most one of them"):
+        write_draft(tmp_path / "new", config, tensors, MADE_FOR, "speculators")
+
+
 def changed(draft: LoadedDraft, **layer_changes: Any) -> EagleConfig:
     return replace(draft.config, layers=replace(draft.config.layers, **layer_changes))
 

@@ -31,6 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "norm_before_residual": {"norm_before_residual": True},
     "fc_norm": {"fc_norm": True, "norm_output": True},
+    "norm_before_fc": {"norm_before_fc": True},
     "own_embedding": {"has_own_embedding": True},
     "target_head": {"has_own_head": False, "draft_vocab_size": 61},
     "fc_bias": {"fc_bias": True},
