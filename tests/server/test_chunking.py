@@ -28,7 +28,7 @@ SCRIPTS = {
     "no_call": 'a <tool_call> {"name": "sing", "arguments": {}} </tool_call> END',
     "empty": "",
 }
-STOPS: list[Any] = [None, ["END"], ["ver", "over the"], ["}"]]
+STOPS: list[Any] = [None, ["END"], ["ver", "over the", "}"]]
 RUNS = [(4, 1), (100, 3)]
 
 
