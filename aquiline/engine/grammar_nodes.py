@@ -86,7 +86,7 @@ def foretold_tokens(matcher: Matcher, rate: float, limits: LookupLimits, worth: 
         if not run:
             break
     matcher.rollback(num_accepted)
-    return found
+    return found[: worth.settle()]
 
 
 def guided_tree(

@@ -144,7 +144,10 @@ class _Growth:
             if depth < max_depth:
                 match = Match(guess.next_state, guess.next_length)
                 self._wait(source, rates, match, -negative_survival, node, depth + 1)
-        return HostTree(tuple(tokens), tuple(self._parents), tuple(self._survivals)) if tokens else NO_NODES
+        kept = worth.settle()
+        if not kept:
+            return NO_NODES
+        return HostTree(tuple(tokens[:kept]), tuple(self._parents[:kept]), tuple(self._survivals[:kept]))
 
     def _wait(
         self, source: GuessSource, rates: list[float], match: Match, survival: float, parent: int, depth: int

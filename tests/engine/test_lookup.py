@@ -220,8 +220,54 @@ def test_a_row_has_to_bring_more_the_more_the_step_commits() -> None:
     assert worth.least_survival == pytest.approx(0.05)
     for survival in (0.9, 0.8, 0.7, 0.6, 0.5, 0.3, 0.2):
         worth.take(survival)
-    assert worth.least_survival == pytest.approx(0.125 / 1.6 * 5.0)
+    assert RowWorth(8, RowCosts()).least_survival == pytest.approx(0.125 / 1.6 * 8.0)
     assert RowWorth(32, RowCosts()).least_survival > 0.7
+
+
+STEPPED = RowCosts(lambda num_rows: 1.0 + (num_rows - 1) // 4)
+JUMPING = RowCosts(lambda num_rows: (1.0, 2.0, 2.1, 2.2, 2.3, 2.4)[min(num_rows, 6) - 1])
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(st.lists(st.floats(0.001, 1.0), max_size=12), min_size=1, max_size=3),
+    st.sampled_from([RowCosts(), STEPPED, JUMPING]),
+)
+def test_the_size_kept_is_the_one_that_commits_fastest(
+    num_requests: int, trees: list[list[float]], costs: RowCosts
+) -> None:
+    """Growth that stops where `least_survival` says finds what a search over all sizes finds."""
+    worth = RowWorth(num_requests, costs)
+    rows, expected = num_requests, float(num_requests)
+    for tree in trees:
+        survivals = sorted(tree, reverse=True)
+        rates = [(expected + sum(survivals[:size])) / costs.time(rows + size) for size in range(len(survivals) + 1)]
+        for survival in survivals:
+            if survival < worth.least_survival:
+                break
+            worth.take(survival)
+        kept = worth.settle()
+        assert rates[kept] == pytest.approx(max(rates))
+        rows, expected = rows + kept, expected + sum(survivals[:kept])
+
+
+def test_a_tree_grows_over_a_stair_when_what_lies_behind_repays_it() -> None:
+    worth = RowWorth(1, JUMPING)
+    for survival in (0.9, 0.9, 0.9, 0.8):
+        assert survival >= worth.least_survival
+        worth.take(survival)
+    assert worth.settle() == 4
+    for survival in (0.5, 0.4):
+        if survival >= worth.least_survival:
+            worth.take(survival)
+    assert worth.settle() <= 2
+
+
+def test_a_row_that_always_pays_is_always_kept() -> None:
+    worth = RowWorth(1, JUMPING, always_pays=True)
+    for _ in range(5):
+        worth.take(0.01)
+    assert worth.settle() == 5
 
 
 def test_generic_times_rise_evenly_between_and_beyond_their_points() -> None:
@@ -245,13 +291,13 @@ SIMPLE_PROFILE = replace(
 def test_rows_cost_what_was_measured_and_follow_what_is_learnt() -> None:
     model = CostModel(SIMPLE_PROFILE)
     costs = RowCosts.of(model)
-    assert costs.share(1) == pytest.approx(3.2 / 1.5 - 1.0)
+    assert (costs.time(1), costs.time(2)) == pytest.approx((1.5, 3.2))
     for _ in range(200):
         for rows, verify in ((1, 1.0), (2, 1.1)):
             model.observe(StepSize(rows, rows, 1), StepSeconds(verify, 0.0, 0.1 + 0.2 * rows, 0.2))
-    assert costs.share(1) == pytest.approx(3.2 / 1.5 - 1.0)
+    assert costs.time(2) == pytest.approx(3.2)
     costs.refresh()
-    assert costs.share(1) < 0.6
+    assert costs.time(2) / costs.time(1) < 1.6
 
 
 def policy(mode: str, has_draft: bool = False, lookup: LookupMode = "auto") -> LookupPolicy:
