@@ -14,6 +14,7 @@ _GENERIC_ROWS = (1, 2, 4, 8, 16, 32)
 _GENERIC_TIMES = (1.0, 1.05, 1.2, 1.6, 2.6, 4.7)
 # How many rows ahead a growing tree looks for cheaper ones.
 LONGEST_LOOK = 16
+TYPICAL_CONTEXT = 512
 
 
 def generic_step_time(num_rows: int) -> float:
@@ -41,11 +42,13 @@ class RowCosts:
 
     @classmethod
     def of(cls, costs: StepCosts) -> RowCosts:
-        """Those of measured steps without a draft model, at a short context."""
-        return cls(
-            lambda num_rows: costs.verify_seconds(num_rows, 0, 0) + costs.other_seconds(num_rows, 1),
-            lambda: costs.version,
-        )
+        """Those of measured steps without a draft model, of one request with TYPICAL_CONTEXT tokens."""
+
+        def seconds(num_rows: int) -> float:
+            verify = costs.verify_seconds(num_rows, TYPICAL_CONTEXT, num_rows * TYPICAL_CONTEXT)
+            return verify + costs.other_seconds(num_rows, 1)
+
+        return cls(seconds, lambda: costs.version)
 
     def refresh(self) -> None:
         """Take over times that have changed."""

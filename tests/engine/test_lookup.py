@@ -281,6 +281,8 @@ def test_generic_times_rise_evenly_between_and_beyond_their_points() -> None:
 SIMPLE_PROFILE = replace(
     GENERIC_PROFILE,
     verify=Curve((1, 2), (1.0, 2.5)),
+    seconds_per_context_token=0.0,
+    seconds_per_row_context=0.0,
     sample_base=0.1,
     sample_per_row=0.2,
     host_base=0.1,
