@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed
+
+# The others wait while the first process measures a checkpoint.
+LONGEST_WAIT = timedelta(hours=24)
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def join_processes(device: torch.device) -> Processes:
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not distributed.is_initialized():
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_WAIT)
     return Processes(distributed.get_rank(), distributed.get_world_size())
 
 
