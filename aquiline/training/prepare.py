@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -110,14 +111,40 @@ def prepare(settings: RunSettings, on_work: OnWork) -> PreparedRun:
     return PreparedRun(llm, opened, config, examples, vocabulary, provenance)
 
 
+class JoinedExamples(Sequence[TrainingExample]):
+    """The examples of several stores, one store after the other; they are read when they are looked up."""
+
+    def __init__(self, stores: Sequence[ExampleStore]) -> None:
+        self._stores = stores
+
+    def __len__(self) -> int:
+        return sum(map(len, self._stores))
+
+    def __iter__(self) -> Iterator[TrainingExample]:
+        return chain.from_iterable(self._stores)
+
+    @overload
+    def __getitem__(self, index: int) -> TrainingExample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TrainingExample]: ...
+    def __getitem__(self, index: int | slice) -> TrainingExample | list[TrainingExample]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        place = index + len(self) if index < 0 else index
+        for store in self._stores:
+            if 0 <= place < len(store):
+                return store[place]
+            place -= len(store)
+        raise IndexError(f"there is no example {index} among {len(self)}")
+
+
 def read_examples(folders: Sequence[str]) -> Sequence[TrainingExample]:
     """The examples of all folders, one folder after the other.
 
     Raises:
         TrainingDataError: a folder that is none, or damaged, or no example in any.
     """
-    stores = [ExampleStore(Path(folder)) for folder in folders]
-    examples: Sequence[TrainingExample] = stores[0] if len(stores) == 1 else [e for store in stores for e in store]
+    examples = JoinedExamples([ExampleStore(Path(folder)) for folder in folders])
     if not len(examples):
         raise TrainingDataError(f"there is no example in {', '.join(folders)}; write data with train-data first")
     return examples
