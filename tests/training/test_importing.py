@@ -120,13 +120,8 @@ def test_every_reason_to_skip_is_counted_and_its_first_line_named(tokenizer: Tok
 
 def test_the_longest_that_is_allowed_is_taken(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "data.jsonl", [said("Who sings?", "The lark.")])
-    example = (
-        ExampleStore(tmp_path / "data")
-        if run(tokenizer, path, tmp_path / "data", ImportSettings(99, held_out_share=0))
-        else None
-    )
-    assert example is not None
-    length = len(example[0].token_ids)
+    run(tokenizer, path, tmp_path / "data", ImportSettings(99, held_out_share=0))
+    length = len(ExampleStore(tmp_path / "data")[0].token_ids)
     run(tokenizer, path, tmp_path / "fits", ImportSettings(length, held_out_share=0))
     with pytest.raises(TrainingDataError, match=rf"line 1: it has {length} tokens, and {length - 1} are allowed"):
         run(tokenizer, path, tmp_path / "too_long", ImportSettings(length - 1, held_out_share=0))
