@@ -70,6 +70,11 @@ class StaticTree:
         )
 
     @cached_property
+    def level_widths(self) -> tuple[int, ...]:
+        """Nodes with children on every level, the root's first: those that the draft model runs."""
+        return tuple(sum(self.num_children[node] > 0 for node in level) for level in self.levels[:-1])
+
+    @cached_property
     def _prefixes(self) -> dict[int, StaticTree]:
         return {}
 

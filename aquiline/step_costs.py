@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +20,7 @@ from aquiline.engine.engine import EngineModels
 from aquiline.engine.plan import StepPlanner
 from aquiline.engine.planner_choice import bounds_of, planner_for
 from aquiline.engine.profile import ProfileKey, StoredProfile, load_profile, machine_identity, save_profile
-from aquiline.engine.tuning import SHORT_ROUNDS, SHORT_STAGES, TuneStage, measure_costs
+from aquiline.engine.tuning import SHORT_BUDGET_SECONDS, SHORT_ROUNDS, SHORT_STAGES, TuneStage, measure_costs
 from aquiline.errors import ModelFormatError, UserError
 from aquiline.kernels import cpu
 from aquiline.model_store import aquiline_home
@@ -104,9 +105,11 @@ class StepCostBook:
             if self.on_progress is not None:
                 self.on_progress(reason, num_done, num_total)
 
-        costs, num_steps = measure_costs(models, config, stages, num_rounds, show)
+        is_short = stages is SHORT_STAGES
+        budget = SHORT_BUDGET_SECONDS if is_short else math.inf
+        costs, num_steps = measure_costs(models, config, stages, num_rounds, show, budget)
         date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-        return StoredProfile(self.key(config), costs, num_steps, date, is_short=stages is SHORT_STAGES)
+        return StoredProfile(self.key(config), costs, num_steps, date, is_short)
 
     def key(self, config: EngineConfig) -> ProfileKey:
         """What a profile for these settings is for."""

@@ -23,7 +23,7 @@ from aquiline.speculation import StaticTree
 MAX_LEARNT_DEPTH = 8
 MAX_LEARNT_RANK = 8
 # Trials of the shared estimate fade with this half-life, so that it follows the traffic.
-FADING = 0.5 ** (1 / 400)
+FADING = 0.5 ** (1 / 800)
 PRIOR_TRIALS = 12.0
 # A request's own trials fade within an answer; its prior weighs as many trials as this.
 OWN_FADING = 0.97

@@ -100,7 +100,7 @@ class BlockCache:
         Returns:
             Whether it was done; if not, nothing has changed.
         """
-        path = self._find_prefix(request)
+        path = self._find_prefix(request, request.speculate)
         num_missing = self.blocks_for(num_slots) - len(path)
         num_idle = sum(self._ref_counts[known.block_id] == 0 for known in path)
         if num_missing + num_spare_blocks > self.num_free_blocks - num_idle:
@@ -118,9 +118,13 @@ class BlockCache:
         Returns:
             Number of tokens found.
         """
-        return self._take_prefix(request, self._find_prefix(request))
+        return self._take_prefix(request, self._find_prefix(request, request.speculate))
 
-    def _find_prefix(self, request: Request) -> list[_KnownBlock]:
+    def finds_more_without_draft(self, request: Request) -> bool:
+        """Whether a longer beginning is known than one that carries draft rows."""
+        return len(self._find_prefix(request, False)) > len(self._find_prefix(request, request.speculate))
+
+    def _find_prefix(self, request: Request, needs_draft_rows: bool) -> list[_KnownBlock]:
         path: list[_KnownBlock] = []
         if not self._looks_up(request):
             return path
@@ -128,7 +132,7 @@ class BlockCache:
         # A block from `start` may be taken when start + block_size <= num_tokens - 1.
         for start in range(0, request.num_tokens - self.block_size, self.block_size):
             child = known.children.get(tuple(request.token_ids[start : start + self.block_size]))
-            if child is None or (request.speculate and not child.has_draft_rows):
+            if child is None or (needs_draft_rows and not child.has_draft_rows):
                 break
             path.append(child)
             known = child

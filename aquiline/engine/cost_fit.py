@@ -16,6 +16,8 @@ from aquiline.engine.plan import StepReport
 from aquiline.errors import InvalidParameterError
 
 LEAST_SECONDS = 1e-7
+# Of a step with the least context that was timed, context takes no more than this.
+MOST_CONTEXT_SHARE = 0.5
 # Draft and sampling are straight lines of their rows; a curve is given these two points of the line.
 LINE_ROWS = (1, 256)
 
@@ -68,18 +70,41 @@ def _lower_quartile(values: list[float]) -> float:
 
 
 def _fit_verify(groups: dict[StepSize, StepSeconds]) -> tuple[Curve, float, float]:
-    """One height for each row count, and what contexts add."""
-    rows = sorted({size.num_rows for size in groups})
-    terms = []
+    """A height for each row count, and what contexts add.
+
+    Of the steps with equal rows, that with the least context stands for the height; what the others take longer is due
+    to context. So noise cannot trade one for the other.
+    """
+    lowest: dict[int, StepSize] = {}
     for size in groups:
-        heights = [float(size.num_rows == count) for count in rows]
-        terms.append([*heights, size.context, size.row_context])
-    found = _least_squares(terms, [seconds.verify for seconds in groups.values()])
+        if size.num_rows not in lowest or size.row_context < lowest[size.num_rows].row_context:
+            lowest[size.num_rows] = size
+    terms, longer = [], []
+    for size, seconds in groups.items():
+        base = lowest[size.num_rows]
+        if size is not base:
+            terms.append([float(size.context - base.context), float(size.row_context - base.row_context)])
+            longer.append(seconds.verify - groups[base].verify)
+    per_context, per_row_context = _context_factors(terms, longer)
     heights, highest = [], LEAST_SECONDS
-    for seconds in found[:-2]:
-        highest = max(highest, seconds)
+    for rows in sorted(lowest):
+        size = lowest[rows]
+        whole = groups[size].verify
+        added = per_context * size.context + per_row_context * size.row_context
+        highest = max(highest, whole - min(added, MOST_CONTEXT_SHARE * whole))
         heights.append(highest)
-    return Curve(tuple(rows), tuple(heights)), found[-2], found[-1]
+    return Curve(tuple(sorted(lowest)), tuple(heights)), per_context, per_row_context
+
+
+def _context_factors(terms: list[list[float]], longer: list[float]) -> list[float]:
+    if not terms:
+        return [0.0, 0.0]
+    matrix, values = torch.tensor(terms, dtype=torch.float64), torch.tensor(longer, dtype=torch.float64)
+    both = _solve(matrix, values).tolist()
+    if min(both) >= 0.0:
+        return both
+    rows = matrix[:, 1]
+    return [0.0, max(0.0, float((rows @ values) / (rows @ rows).clamp_min(1e-30)))]
 
 
 def _draft_terms(size: StepSize) -> list[float]:

@@ -93,6 +93,10 @@ class StepPlanner(Protocol):
 
     learns: bool
 
+    @property
+    def speculates(self) -> bool:
+        """Whether trees grow at the present load; if not, a longer known beginning is worth more than a draft."""
+
     def plan(self, load: StepLoad) -> StepPlan:
         """The plan of the next step; called once per step."""
 

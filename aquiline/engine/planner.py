@@ -16,8 +16,9 @@ from aquiline.config import Objective
 from aquiline.engine.acceptance import SKILLS, USUAL_SKILL, AcceptanceEstimator, AcceptancePrior
 from aquiline.engine.cost_model import StepCosts
 from aquiline.engine.draft_debt import DebtPolicy, num_pending
+from aquiline.engine.forecast import Forecast, Situation
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport
-from aquiline.engine.tree_families import Candidate, TreeBounds, TreeFamily, candidates_of, grow_families, level_widths
+from aquiline.engine.tree_families import Candidate, TreeBounds, TreeFamily, candidates_of, grow_families
 from aquiline.request import Request
 from aquiline.speculation import NO_TREE, StaticTree
 
@@ -32,13 +33,16 @@ PROBE_SIZE = 4
 MOST_PROBE_SLOWDOWN = 1.1
 # Rates are read anew after so many accepted paths, and shapes grown anew when a rate has moved by more than this.
 FIRST_REFRESH = 4
-LONGEST_REFRESH = 64
+LONGEST_REFRESH = 256
 RATE_CHANGE = 0.08
 # What a draft must have shown before it may be found useless, and how often a request is followed all the same.
 TRIALS_TO_JUDGE = 24
 ALONE_CONTEXT = 256
 PROBED_REQUESTS = 8
 MOST_KNOWN_LOADS = 64
+# After so many plain steps in a row, drafts follow few of the new requests.
+STEPS_TO_SETTLE = 256
+MOST_COUNTED_ROWS = 2**14
 PLAIN = Candidate(NO_TREE, (0,) * len(SKILLS), (1.0,) * len(SKILLS), ())
 
 
@@ -50,42 +54,6 @@ class PlannerSettings:
     objective: Objective = field(default_factory=Objective)
     prior: AcceptancePrior = field(default_factory=AcceptancePrior)
     debt: DebtPolicy = field(default_factory=DebtPolicy)
-
-
-@dataclass(slots=True)
-class _Situation:
-    """What all candidates of one step have in common.
-
-    Attributes:
-        skills: (skill, how many growing requests have it).
-        other_seconds: of a forward over those other rows alone.
-        entry_seconds: what the draft has to catch up with before trees can grow, per step of the payback time.
-        seconds: what is known of step times at this load, by candidate and number of nodes.
-    """
-
-    load: StepLoad
-    skills: list[tuple[int, int]]
-    other_seconds: float
-    entry_seconds: float
-    seconds: dict[tuple[int, int], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """What one candidate would do in a step.
-
-    Attributes:
-        expected: committed tokens of all requests.
-        wait: step time per committed token, averaged over the decoding requests.
-        score: larger is better, under the objective.
-    """
-
-    candidate: Candidate
-    num_draft_tokens: int
-    expected: float
-    seconds: float
-    wait: float
-    score: float
 
 
 class AutoPlanner:
@@ -117,9 +85,11 @@ class AutoPlanner:
         self._probed: str | None = None
         self._num_probes = 0
         self._num_requests = 0
+        self._num_plain_steps = 0
         # Times by candidate and size, for each load; and of the draft's levels by candidate and number of trees.
         self._step_seconds: dict[tuple[int, int, int], dict[tuple[int, int], float]] = {}
         self._level_seconds: dict[tuple[int, int], float] = {}
+        self._decisions: dict[object, Forecast] = {}
         self._known_version = costs.version
         self.is_hopeless = False
         self._refresh()
@@ -135,6 +105,7 @@ class AutoPlanner:
         best = self._choose(situation)
         self.last = best
         plan = self._plan_of(best.candidate, skills)
+        self._num_plain_steps = self._num_plain_steps + 1 if best.candidate is PLAIN else 0
         if best.candidate is PLAIN:
             plan = self._probe(situation, best) or plan
         return self._debt.plan(load, plan, best.seconds, self.costs, self.is_hopeless)
@@ -156,9 +127,9 @@ class AutoPlanner:
         most = max(held.values(), default=0)
         return StepPlan(candidate.shape.truncated(most), held, {})
 
-    def _situation(self, load: StepLoad, skills: list[int]) -> _Situation:
+    def _situation(self, load: StepLoad, skills: list[int]) -> Situation:
         costs = self.costs
-        counts = [(skill, skills.count(skill)) for skill in set(skills)]
+        counts = [(skill, skills.count(skill)) for skill in sorted(set(skills))]
         other = costs.verify_seconds(load.num_other_rows, 0, 0) if load.num_other_rows else 0.0
         behind = self._debt.num_behind(load)
         entry = costs.draft_seconds(behind, ()) / PAYBACK_STEPS if behind and self._current is PLAIN else 0.0
@@ -166,10 +137,19 @@ class AutoPlanner:
             self._known_version = costs.version
             self._forget_seconds()
         key = (load.num_roots, load.num_other_rows // 16, load.context // (32 * max(1, load.num_roots)))
-        return _Situation(load, counts, other, entry, self._step_seconds.setdefault(key, {}))
+        return Situation(load, counts, other, entry, key, self._step_seconds.setdefault(key, {}))
 
-    def _choose(self, situation: _Situation) -> Forecast:
-        limit = situation.load.max_draft_tokens
+    def _choose(self, situation: Situation) -> Forecast:
+        """The best candidate; asked again in the same situation, the same as before."""
+        limit = min(situation.load.max_draft_tokens, MOST_COUNTED_ROWS)
+        key = (situation.key, len(situation.load.growing), tuple(situation.skills), limit, self._current.key)
+        chosen = None if situation.entry_seconds else self._decisions.get(key)
+        if chosen is None:
+            chosen = self._decisions[key] = self._best(situation, limit)
+        self._current = chosen.candidate
+        return chosen
+
+    def _best(self, situation: Situation, limit: int) -> Forecast:
         best = current = PLAIN
         best_score = plain_score = self._score(PLAIN, situation)
         current_score = plain_score if self._current is PLAIN else None
@@ -187,10 +167,9 @@ class AutoPlanner:
             margin = SWITCH_MARGIN if (best is PLAIN) != (current is PLAIN) else MARGIN
             if best_score <= current_score + margin * abs(current_score):
                 best, best_score = current, current_score
-        self._current = best
         return self._forecast(best, situation)
 
-    def _score(self, candidate: Candidate, situation: _Situation) -> float:
+    def _score(self, candidate: Candidate, situation: Situation) -> float:
         load = situation.load
         nodes = trees = 0
         expected = per_token = float(load.num_roots - len(load.growing))
@@ -211,7 +190,7 @@ class AutoPlanner:
         own_seconds = max(seconds - situation.other_seconds, 1e-9)
         return self._objective.score(expected / own_seconds, seconds * per_token / max(1, load.num_roots))
 
-    def _forecast(self, candidate: Candidate, situation: _Situation) -> Forecast:
+    def _forecast(self, candidate: Candidate, situation: Situation) -> Forecast:
         load, sizes, gains = situation.load, candidate.num_draft_tokens, candidate.expected
         num_idle = load.num_roots - len(load.growing)
         nodes = _num_nodes(candidate, situation.skills)
@@ -239,11 +218,12 @@ class AutoPlanner:
     def _forget_seconds(self) -> None:
         self._step_seconds.clear()
         self._level_seconds.clear()
+        self._decisions.clear()
 
     def _spare_seconds(self, load: StepLoad) -> float:
         return self.costs.verify_seconds(load.num_roots + load.num_other_rows, load.context, load.context)
 
-    def _probe(self, situation: _Situation, plain: Forecast) -> StepPlan | None:
+    def _probe(self, situation: Situation, plain: Forecast) -> StepPlan | None:
         """Now and then one small tree, so that a draft that has become useful is noticed.
 
         The probed request is asked for until it has caught up with its draft rows and grown its tree.
@@ -274,12 +254,18 @@ class AutoPlanner:
         row_context = load.context + size * (load.context // roots)
         seconds = self.costs.verify_seconds(roots + size + load.num_other_rows, load.context, row_context)
         seconds += self.costs.other_seconds(roots + size, roots)
-        return seconds + self.costs.draft_seconds(num_new_rows, level_widths(shape))
+        return seconds + self.costs.draft_seconds(num_new_rows, shape.level_widths)
 
     def wants_draft(self, request: Request) -> bool:
         """See `StepPlanner`."""
         self._num_requests += 1
-        return not self.is_hopeless or self._num_requests % PROBED_REQUESTS == 0
+        is_off = self.is_hopeless or self._num_plain_steps >= STEPS_TO_SETTLE
+        return not is_off or self._num_requests % PROBED_REQUESTS == 0
+
+    @property
+    def speculates(self) -> bool:
+        """See `StepPlanner`."""
+        return self._num_plain_steps == 0
 
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`."""
@@ -301,7 +287,7 @@ class AutoPlanner:
         """Take over what was learnt about acceptance: cheap numbers often, new shapes when rates have really moved."""
         estimator = self.estimator
         estimator.refresh()
-        interval = min(LONGEST_REFRESH, max(FIRST_REFRESH, estimator.num_observed // 4))
+        interval = min(LONGEST_REFRESH, max(FIRST_REFRESH, estimator.num_observed // 2))
         self._refresh_at = estimator.num_observed + interval
         if self._have_rates_moved():
             self._families = grow_families(estimator, self.bounds)

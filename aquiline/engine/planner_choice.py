@@ -58,6 +58,7 @@ class FixedPlanner:
     def __init__(self, table: Sequence[tuple[int | None, TreeShape]]) -> None:
         self._table = tuple(table)
         self.learns = False
+        self.speculates = True
 
     def plan(self, load: StepLoad) -> StepPlan:
         """See `StepPlanner`."""

@@ -231,6 +231,8 @@ class Scheduler:
         num_pending = sum(request.num_uncomputed_tokens for request in self._running if not request.decodes)
         while self._waiting and self._free_rows and num_pending < num_prefill_rows:
             request = self._waiting[0]
+            if request.speculate and not self._planner.speculates and self._cache.finds_more_without_draft(request):
+                request.speculate = False
             if not self._cache.admit(request, request.num_tokens, num_spare_blocks=len(self._running)):
                 return
             del self._waiting[0]

@@ -12,7 +12,6 @@ from aquiline.engine.cost_model import StepSeconds, StepSize
 from aquiline.engine.inputs import StepLayout
 from aquiline.engine.plan import StepPlanner, StepReport, TreeOutcome
 from aquiline.engine.stats import PhaseClock
-from aquiline.engine.tree_families import level_widths
 from aquiline.speculation import StaticTree, TreeShape
 
 
@@ -67,7 +66,7 @@ def step_size(step: StepLayout, shape: TreeShape, num_new_rows: int) -> StepSize
         else:
             num_drawn += scheduled.draws_token
     num_trees = len(step.growing_requests)
-    widths = level_widths(shape) if isinstance(shape, StaticTree) else ()
+    widths = shape.level_widths if isinstance(shape, StaticTree) else ()
     return StepSize(
         num_rows=num_rows,
         num_drawn_rows=num_drawn,

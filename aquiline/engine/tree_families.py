@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,6 +17,7 @@ DEEPEST = 10
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 # A node that is committed less often than this is no candidate at any price.
 LEAST_SURVIVAL = 0.002
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -72,31 +74,29 @@ class TreeFamily:
         self.shape = _best_first(estimator, max_depth, max_children, max_draft_tokens)
         self._survivals: list[list[float]] = []
         self._expected: list[list[float]] = []
+        self._falling: list[list[float]] = []
         self.refresh(estimator)
 
     def refresh(self, estimator: AcceptanceEstimator) -> None:
         """Take over new rates; the order of the nodes stays."""
         self._survivals = [_survivals(self.shape, estimator.rates, skill) for skill in SKILLS]
         self._expected = [list(accumulate(survivals)) for survivals in self._survivals]
+        # Least survival so far, negated so that it ascends.
+        self._falling = [[-least for least in accumulate(survivals, min)] for survivals in self._survivals]
 
     def candidate(self, num_draft_tokens: int, family: int) -> Candidate:
         """The candidate whose requests of usual skill hold so many nodes; `family` is the number of this one."""
         usual = self._survivals[SKILLS.index(1.0)]
         threshold = usual[num_draft_tokens]
-        sizes = tuple(_num_at_least(survivals, threshold) for survivals in self._survivals)
+        sizes = tuple(bisect_right(falling, -threshold * (1.0 - ROUNDING)) - 1 for falling in self._falling)
         shape = self.shape.truncated(max(sizes))
         expected = tuple(values[size] for values, size in zip(self._expected, sizes, strict=True))
-        return Candidate(shape, sizes, expected, level_widths(shape), (family, num_draft_tokens))
+        return Candidate(shape, sizes, expected, shape.level_widths, (family, num_draft_tokens))
 
     def sizes(self) -> list[int]:
         """Sizes worth a candidate."""
         usual = self._survivals[SKILLS.index(1.0)]
         return [size for size in SIZES if size <= self.shape.num_draft_tokens and usual[size] >= LEAST_SURVIVAL]
-
-
-def level_widths(shape: StaticTree) -> tuple[int, ...]:
-    """Nodes with children on every level, the root's first."""
-    return tuple(sum(shape.num_children[node] > 0 for node in level) for level in shape.levels[:-1])
 
 
 def grow_families(estimator: AcceptanceEstimator, bounds: TreeBounds) -> list[TreeFamily]:
@@ -150,11 +150,3 @@ def _survivals(shape: StaticTree, rates: Sequence[Sequence[float]], skill: float
     for parent, rank, depth in zip(shape.parents[1:], shape.ranks[1:], shape.depths[1:], strict=True):
         survivals.append(survivals[parent] * bent[min(depth - 1, last)][rank])
     return survivals
-
-
-def _num_at_least(survivals: Sequence[float], threshold: float) -> int:
-    """Nodes before the first whose survival falls below the threshold, the root not counted."""
-    for node, survival in enumerate(survivals):
-        if survival < threshold * (1.0 - 1e-9):
-            return node - 1
-    return len(survivals) - 1

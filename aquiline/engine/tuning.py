@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +22,8 @@ TuneCallback = Callable[[int, int], None]
 
 SHORT_ROUNDS = 4
 LONG_ROUNDS = 12
+# Where steps are slow, the short measurement makes do with fewer of them.
+SHORT_BUDGET_SECONDS = 3.0
 # The first rounds of an engine warm up what later ones find warm.
 WARM_UP_ROUNDS = 1
 
@@ -77,6 +81,7 @@ class TourPlanner:
 
     def __init__(self, shapes: Sequence[StaticTree]) -> None:
         self.learns = True
+        self.speculates = True
         self.reports: list[StepReport] = []
         self._turns = [
             (shape, writes) for shape in shapes for writes in ((False, True) if shape is NO_TREE else (True,))
@@ -116,11 +121,14 @@ def measure_costs(
     stages: Sequence[TuneStage],
     num_rounds: int,
     on_progress: TuneCallback | None = None,
+    budget_seconds: float = math.inf,
 ) -> tuple[CostProfile, int]:
     """Time steps and fit costs to them.
 
     Args:
         config: of the engine that will use the costs; only its sizes are changed.
+        budget_seconds: when so much time is spent, no further step begins, once every shape of the first stage was
+            timed.
 
     Returns:
         The profile, and how many timed steps it rests on.
@@ -130,14 +138,18 @@ def measure_costs(
         limit = min(limit, models.draft.config.layers.max_position)
     total = sum((num_rounds + WARM_UP_ROUNDS) * TourPlanner(stage.shapes).num_turns for stage in stages)
     reports: list[StepReport] = []
-    num_done = 0
+    num_done, deadline = 0, time.perf_counter() + budget_seconds
     for stage in stages:
+        if reports and time.perf_counter() > deadline:
+            break
         planner = TourPlanner(stage.shapes)
         num_steps = (num_rounds + WARM_UP_ROUNDS) * planner.num_turns
         for _ in _steps(models, config, stage, planner, _Room(num_steps, limit)):
             num_done += 1
             if on_progress is not None:
                 on_progress(min(num_done, total), total)
+            if time.perf_counter() > deadline and (reports or len(planner.reports) >= 2 * planner.num_turns):
+                break
         reports += planner.reports[planner.num_turns :]
     return fit_costs(reports), len(reports)
 

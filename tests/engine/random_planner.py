@@ -20,6 +20,7 @@ class RandomPlanner:
 
     def __init__(self, seed: int, max_draft_tokens: int = 6) -> None:
         self.learns = True
+        self.speculates = True
         self.most_pending = 0
         self.num_reports = 0
         self._dice = random.Random(seed)

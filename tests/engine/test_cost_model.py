@@ -116,6 +116,12 @@ def test_a_fit_foretells_the_steps_it_was_made_from(noise: float) -> None:
     assert max(errors) < 0.25
 
 
+def test_accidents_do_not_turn_the_weights_into_context() -> None:
+    for seed in range(8):
+        costs = fit_costs(reports_of(0.6, seed))
+        assert costs.verify.at(1) > 0.4 * GENERIC_PROFILE.verify.at(1)
+
+
 def test_a_fit_needs_steps_of_several_sizes() -> None:
     with pytest.raises(InvalidParameterError, match="at least two different sizes"):
         fit_costs(reports_of(0.0)[:1])

@@ -27,7 +27,7 @@ def planner_for(
     return AutoPlanner(costs, PlannerSettings(TreeBounds(max_nodes), Objective(objective)), estimator)
 
 
-def taught(costs: FormulaCosts, rates_name: str, num_paths: int = 600, max_nodes: int = 64) -> AutoPlanner:
+def taught(costs: FormulaCosts, rates_name: str, num_paths: int = 1200, max_nodes: int = 64) -> AutoPlanner:
     """A planner that has seen many trees of the draft at a load where they cost nothing."""
     free = FormulaCosts(lambda rows: 1.0, 0.0, 0.0)
     planner = planner_for(free, max_nodes)
@@ -183,3 +183,14 @@ def test_a_plan_for_32_requests_takes_less_than_100_microseconds() -> None:
         planner.plan(load)
         took.append(time.perf_counter() - started)
     assert sorted(took)[100] < 1e-4
+
+
+def test_after_long_plain_decoding_drafts_follow_few_new_requests() -> None:
+    costs = FormulaCosts(lambda rows: max(1.0, 0.3 * rows))
+    planner = taught(costs, "fair")
+    assert planner.wants_draft(request(0))
+    Machine(planner, costs, random.Random(10)).steps(
+        300, [request(index) for index in range(8)], lambda _: RATES["fair"]
+    )
+    assert sum(planner.wants_draft(request(index)) for index in range(80)) == 10
+    assert not planner.speculates

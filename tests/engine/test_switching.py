@@ -9,14 +9,14 @@ import pytest
 
 from aquiline.engine.plan import StepLoad, StepPlan
 from aquiline.kernels import cpu
-from aquiline.request import SamplingParams
+from aquiline.request import Request, SamplingParams
 from aquiline.speculation import NO_TREE, StaticTree
 from tests.engine.random_planner import RandomPlanner
 from tests.engine.scheduler_simulator import Job as SimulatedJob
 from tests.engine.scheduler_simulator import Limits, Simulator, solo_stream
 from tests.engine.test_equality import VARIED_JOBS, speculate_by_script
 from tests.engine.test_native_equality import PARAMS, PROMPTS, native_engine
-from tests.engine.workloads import DRAFT_KINDS, answers, assert_nothing_left, make_engine, plain_answers, run_jobs
+from tests.engine.workloads import DRAFT_KINDS, Job, answers, assert_nothing_left, make_engine, plain_answers, run_jobs
 from tests.tiny import TinySettings, run_prompts, token_ids
 
 LONG_JOBS = [replace(job, params=replace(job.params, max_tokens=30)) for job in VARIED_JOBS]
@@ -105,3 +105,28 @@ def test_best_first_numbering_grows_the_same_tokens_as_level_by_level() -> None:
         figures = [sample.speculation for output in outputs.values() for sample in output.outputs]
         runs.append([(figure.num_verify_steps, figure.num_accepted_draft_tokens) for figure in figures])
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_while_nothing_speculates_a_longer_beginning_is_worth_more_than_a_draft(speculates: bool) -> None:
+    """Answers in debt leave blocks without draft rows; the next turn takes them, or computes them with its draft."""
+
+    class LazyPlanner(RandomPlanner):
+        def plan(self, load: StepLoad) -> StepPlan:
+            return StepPlan(NO_TREE, {}, {})
+
+        def wants_draft(self, request: Request) -> bool:
+            return True
+
+    engine = make_engine(TinySettings("auto", check_consistency=True))
+    planner = LazyPlanner(0)
+    engine.planner = engine.scheduler._planner = engine._observer._planner = planner
+    prompt = tuple(range(14))
+    first = Job(prompt, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    answer = run_jobs(engine, [first])["0"].outputs[0].token_ids
+    planner.speculates = speculates
+    second = replace(first, prompt=(*prompt, *answer, 5))
+    output = run_jobs(engine, [second])["0"]
+    assert answers(output) == plain_answers(second)
+    assert output.num_cached_tokens == (0 if speculates else 24)
+    assert_nothing_left(engine)

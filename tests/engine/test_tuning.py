@@ -52,6 +52,14 @@ def test_tiny_engines_are_measured() -> None:
     assert costs.extend.at(1) + costs.propose_roots.at(1) + costs.level.at(1) > 0.0
 
 
+def test_slow_steps_are_timed_less_often() -> None:
+    models = EngineModels(tiny_models().target, tiny_models().draft, new_decoder, frozenset({60}))
+    config = EngineConfig(dtype="float32")
+    costs, num_steps = measure_costs(models, config, STAGES, 10, budget_seconds=0.0)
+    assert num_steps == 5  # each turn of the first stage once, behind the round that warms up
+    assert costs.verify.rows[-1] > costs.verify.rows[0]
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A target, a draft, and a home of their own, where costs are measured."""
