@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from aquiline.cli import bench_accuracy, bench_kernels, bench_latency, bench_offline, bench_peers
+from aquiline.cli import bench_accuracy, bench_kernels, bench_latency, bench_offline, bench_peers, bench_report
 from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
 from aquiline.cli.options import (
     ENGINE_OPTIONS,
@@ -60,6 +60,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     bench_kernels.add_command(kinds)
     bench_peers.add_command(kinds)
     bench_accuracy.add_command(kinds)
+    bench_report.add_command(kinds)
 
 
 def check_arguments(args: argparse.Namespace) -> AcceptanceSettings:
