@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from aquiline.errors import AquilineError
+from aquiline.errors import AquilineError, InternalError
 from aquiline.server.engine_client import EngineClient
 from aquiline.server.errors import Failure, describe_invalid, failure_of
 from aquiline.server.middleware import BodyLimit, KeyCheck, RequestLog
@@ -22,6 +23,7 @@ from aquiline.server.service import Served, Service
 from aquiline.server.settings import ServerSettings
 from aquiline.server.sse import CLIENT_CLOSED, ClientGoneError
 
+LOGGER = logging.getLogger(__name__)
 DESCRIPTION = "Llama models with EAGLE speculative decoding: the same tokens with and without, only sooner."
 
 
@@ -64,6 +66,8 @@ async def _on_aquiline_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, AquilineError)
     if isinstance(error, ClientGoneError):
         return Response(status_code=CLIENT_CLOSED)
+    if isinstance(error, InternalError):
+        LOGGER.error("a request has failed", exc_info=error)
     return failure_response(failure_of(error))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from aquiline.server.chat_answer import ChatAnswer, ChatPlan
 from aquiline.server.completion_answer import CompletionAnswer, CompletionPlan
 from aquiline.server.engine_client import EngineClient
 from aquiline.server.engine_thread import EngineRequest
-from aquiline.server.errors import ModelNotServedError
+from aquiline.server.errors import ModelNotServedError, RequestTimeoutError
 from aquiline.server.figures import logged_figures
 from aquiline.server.guided import forces_call
 from aquiline.server.middleware import RequestRecord
@@ -37,6 +38,8 @@ from aquiline.server.tools.events import ToolParser
 from aquiline.server.tools.llama3 import Llama3Parser
 from aquiline.server.tools.prompt import ToolPrompts
 from aquiline.tokenizer import Tokenizer
+
+NUM_COMPILERS = 2
 
 
 class ServedLLM(Protocol):
@@ -83,6 +86,7 @@ class Service:
         self.served = served
         self.client = client
         self._settings = settings
+        self._compilers = ThreadPoolExecutor(NUM_COMPILERS, "compile")
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """Answer a conversation.
@@ -157,15 +161,23 @@ class Service:
     def _engine_request(self, body: GenerationBody, token_ids: Sequence[int], params: SamplingParams) -> EngineRequest:
         mode = "auto" if body.speculation is None else body.speculation.mode
         speculates = may_speculate(mode, self.served.llm.config.speculative.mode)
-        if params.guided is not None:
-            # Here, on a thread of its own, a grammar that takes long to compile delays nobody else.
-            self.served.compile_guided(params.guided)
         return EngineRequest(token_ids, params, body.priority or 0, speculates)
 
     def _head(self, prefix: str, kind: str, chunk_kind: str) -> AnswerHead:
         return AnswerHead(new_id(prefix), kind, chunk_kind, self.served.name, self.served.fingerprint)
 
+    async def _compile(self, guided: GuidedParams) -> None:
+        """Prepare the engine for a constraint. Few threads do nothing else, so that slow ones delay no other work."""
+        compiling = asyncio.get_running_loop().run_in_executor(self._compilers, self.served.compile_guided, guided)
+        try:
+            await asyncio.wait_for(compiling, self._settings.request_timeout or None)
+        except TimeoutError:
+            raise RequestTimeoutError("the form of the answer takes too long to compile; simplify it") from None
+
     async def _answer(self, ask: Ask, request: Request) -> Response:
+        guided = ask.requests[0].params.guided
+        if guided is not None:
+            await unless_gone(request.receive, self._compile(guided))
         asked = self.client.submit(ask.requests, self._settings.request_timeout)
         submission = await unless_gone(request.receive, asked)
         record: RequestRecord = request.state.record

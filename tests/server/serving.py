@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import openai
+from fastapi import FastAPI
 
 from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from aquiline.llm import LLM
@@ -65,6 +66,7 @@ class Running:
     url: str
     client: EngineClient
     server: DrainingServer
+    app: FastAPI
 
     def openai(self, key: str = "none") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
@@ -86,16 +88,15 @@ def running(
     grammars = llm.engine.grammars if isinstance(llm, LLM) else None
     compile_guided = grammars.compile if grammars is not None else str
     served = Served(llm, NAME, limits, "aquiline-test", tool_prompts, compile_guided)
-    server = DrainingServer(
-        uvicorn_config(create_app(served, client, settings, "0"), settings), client, settings.drain_timeout
-    )
+    app = create_app(served, client, settings, "0")
+    server = DrainingServer(uvicorn_config(app, settings), client, settings.drain_timeout)
     is_listening = threading.Event()
     server.on_ready = lambda _: is_listening.set()
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
         assert is_listening.wait(SECONDS_TO_STOP), "the server does not start"
-        yield Running(server.address, client, server)
+        yield Running(server.address, client, server, app)
     finally:
         server.should_exit = True
         thread.join(SECONDS_TO_STOP)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +224,15 @@ def test_log_lines_tell_numbers_and_no_text(
     assert line["event"] == "request" and line["status"] == 200
     assert line["completion_tokens"] == 3 and line["ttft_ms"] > 0
     assert not [line for line in lines if "private" in line or "eagle" in line or "hidden-key" in line]
+
+
+def test_a_form_that_takes_long_delays_only_its_own_request(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+    with scripted(engine, tokenizer, request_timeout=0.5) as server, ThreadPoolExecutor() as pool:
+        is_over = threading.Event()
+        service = server.app.state.service
+        service.served = replace(service.served, compile_guided=lambda _: is_over.wait(SECONDS))
+        slow = [pool.submit(ask, server, guided_regex="a") for _ in range(8)]
+        assert ask(server, max_tokens=2).status_code == 200
+        assert {future.result().status_code for future in slow} == {504}
+        is_over.set()
+        assert not engine.aborted
