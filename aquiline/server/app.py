@@ -38,7 +38,9 @@ def create_app(served: Served, client: EngineClient, settings: ServerSettings, v
         finally:
             await client.stop()
 
-    app = FastAPI(title="Aquiline", description=DESCRIPTION, version=version, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="Aquiline", description=DESCRIPTION, version=version, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     app.state.service = Service(served, client, settings)
     app.include_router(router)
     app.include_router(page_router)

@@ -84,14 +84,15 @@ class Metrics:
 
     def observe_step(self, report: StepReport | None, runs: Sequence[Run]) -> None:
         """A step has ended that added `runs` to answers."""
-        for run in runs:
-            self._tokens.inc(run.num_tokens)
-            if run.num_draft_tokens:
-                self._drafts.inc()
-                self._draft_tokens.inc(run.num_draft_tokens)
-                self._accepted.inc(run.num_accepted)
-                for position in range(run.num_accepted):
-                    self._accepted_at.labels(self._model, str(position)).inc()
+        self._tokens.inc(sum(run.num_tokens for run in runs))
+        drafted = [run for run in runs if run.num_draft_tokens]
+        if drafted:
+            self._drafts.inc(len(drafted))
+            self._draft_tokens.inc(sum(run.num_draft_tokens for run in drafted))
+            self._accepted.inc(sum(run.num_accepted for run in drafted))
+            for position in range(max(run.num_accepted for run in drafted)):
+                count = sum(run.num_accepted > position for run in drafted)
+                self._accepted_at.labels(self._model, str(position)).inc(count)
         if report is not None:
             self._observe_report(report, runs)
 

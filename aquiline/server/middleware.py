@@ -19,7 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aquiline.server.errors import Failure
 from aquiline.server.metrics import Metrics
 
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json", "/page/app.js", "/page/style.css"})
+OPEN_PATHS = frozenset(
+    {"/", "/health", "/ready", "/docs", "/openapi.json", "/page/app.js", "/page/docs.js", "/page/style.css"}
+)
 LOGGER = logging.getLogger("aquiline.server.access")
 
 

@@ -1,4 +1,4 @@
-"""The page at `/`: files beside this module, which need nothing from anywhere else."""
+"""The pages at `/` and `/docs`: files beside this module, which need nothing from anywhere else."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ page_router = APIRouter(include_in_schema=False)
 async def page() -> Response:
     """The page."""
     return FileResponse(FOLDER / "index.html", headers=HEADERS)
+
+
+@page_router.get("/docs")
+async def description() -> Response:
+    """The description of the API, for people."""
+    return FileResponse(FOLDER / "docs.html", headers=HEADERS)
+
+
+@page_router.get("/page/docs.js")
+async def description_script() -> Response:
+    """What shows the description."""
+    return FileResponse(FOLDER / "docs.js", headers=HEADERS)
 
 
 @page_router.get("/page/app.js")

@@ -22,7 +22,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 def test_the_page_names_no_other_server() -> None:
     files = sorted(FOLDER.iterdir())
-    assert [path.name for path in files] == ["app.js", "index.html", "style.css"]
+    assert [path.name for path in files] == ["app.js", "docs.html", "docs.js", "index.html", "style.css"]
     for path in files:
         assert not re.search(r"https?:|//[a-z]|@import|innerHTML|\beval\b", path.read_text().replace("// ", "")), path
 
@@ -34,7 +34,7 @@ def test_every_element_of_the_program_is_on_the_page() -> None:
 
 def test_the_page_is_open_and_its_figures_need_the_key(toy_folder: Path) -> None:
     with toy_server(toy_llm(toy_folder), ServerSettings(api_keys=("k",))) as server:
-        for path in ("/", "/page/app.js", "/page/style.css"):
+        for path in ("/", "/docs", "/page/app.js", "/page/docs.js", "/page/style.css"):
             response = httpx.get(f"{server.url}{path}")
             assert response.status_code == 200 and "default-src 'none'" in response.headers["content-security-policy"]
         assert httpx.get(f"{server.url}/figures").status_code == 401
@@ -65,10 +65,21 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     assert [load["num_answers"] for load in live.figures()["loads"]] == [1], "two of three answers did not grow"
 
 
+def shown_by_browser(url: str) -> str:
+    """What a page has become when its program has run for three seconds."""
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
+    return subprocess.run([*command, url], capture_output=True, text=True, timeout=120).stdout
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_a_browser_shows_the_figures(server: Running) -> None:
     httpx.post(f"{server.url}/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 9})
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
-    shown = subprocess.run([*command, f"{server.url}/"], capture_output=True, text=True, timeout=120).stdout
+    shown = shown_by_browser(f"{server.url}/")
     assert "toy, --speculate tree:2x2" in shown and "acceptance length" in shown
     assert re.search(r"<dt>committed tokens</dt><dd>[1-9]", shown)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_shows_the_description(server: Running) -> None:
+    shown = shown_by_browser(f"{server.url}/docs")
+    assert "POST /v1/chat/completions" in shown and "<td>max_completion_tokens</td>" in shown
