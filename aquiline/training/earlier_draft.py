@@ -44,7 +44,8 @@ def take_over(
 ) -> None:
     """Put the weights of a draft in place of `weights`.
 
-    Its vocabulary may be another one: tokens that it does not know keep their row of the head.
+    Its vocabulary may be another one. A token that it does not know keeps its row of the head, moved by what training
+    moved the rows of all tokens in common: without that, new tokens would outshine those that were trained.
 
     Args:
         weights: of a new draft, by the names of `expected_draft_tensors(config)` but the id map; float32.
@@ -66,7 +67,11 @@ def take_over(
     old_row[old_ids] = torch.arange(len(old_ids))
     rows = old_row[torch.tensor(target_ids, dtype=torch.long)]  # [draft_vocab]
     known = rows >= 0
-    weights[HEAD][known] = draft.tensors[HEAD][rows[known]]
+    if not known.any():
+        return
+    trained = draft.tensors[HEAD][rows[known]]
+    weights[HEAD][~known] += (trained - weights[HEAD][known]).mean(dim=0)
+    weights[HEAD][known] = trained
 
 
 def _compare(folder: Path, found: EagleConfig, wanted: EagleConfig) -> None:

@@ -84,7 +84,8 @@ def test_a_run_may_go_on_from_a_draft_with_another_vocabulary(tmp_path: Path) ->
         assert torch.equal(weights[name], old[name])
     head, target_head = weights["lm_head.weight"], tensors["lm_head.weight"]
     assert torch.equal(head[[0, 2]], old["lm_head.weight"][[1, 3]])
-    assert torch.equal(head[[1, 3]], target_head[[4, 60]])
+    moved = (old["lm_head.weight"][[1, 3]] - target_head[[3, 9]]).mean(dim=0)
+    assert torch.equal(head[[1, 3]], target_head[[4, 60]] + moved)
 
 
 def test_a_draft_of_other_shapes_is_no_start(tmp_path: Path) -> None:
