@@ -244,8 +244,10 @@ def _json_grammar(guided: GuidedParams) -> str:
     text = str(converted)
     rules = []
     for number, regex in enumerate(read.texts):
-        rules += regex_rules(regex, "JSON schema's pattern", f"text_{number}_")
         stands_for = f'Regex("{pattern_name(number)}", json_string=true)'
+        if pattern_name(number) not in text:
+            continue  # Nothing that the schema allows is written by it, such as a key of an object that has none.
+        rules += regex_rules(regex, "JSON schema's pattern", f"text_{number}_")
         if stands_for not in text:
             raise InternalError(f"xgrammar's conversion of a JSON schema has no rule {stands_for}; its version is new")
         text = text.replace(stands_for, f"text_{number}_0")

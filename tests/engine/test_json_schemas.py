@@ -36,6 +36,7 @@ LIST_NODE = {
 SCHEMAS: dict[str, Any] = {
     "anything": True,
     "any object": {"type": "object"},
+    "no keys": {"type": "object", "maxProperties": 0},
     "nested": closed(a=closed(b=closed(c=INTEGER), d={"type": "boolean"}), e={"type": "null"}),
     "optional": {"properties": {"a": INTEGER, "b": STRING}, "required": ["b"], "title": "t", "x-own": 1},
     "bounded array": {"type": "array", "items": INTEGER, "minItems": 2, "maxItems": 3},
