@@ -15,13 +15,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 # A correction weighs its neighbours less the further away they are, in doublings of the row count.
-NEIGHBOUR_FADING = 0.5
+NEIGHBOUR_FADING = 0.25
 TRUST_IN_PROFILE = 0.2
+# All neighbours together count for as many observations of a point itself.
+WEIGHT_OF_NEIGHBOURS = 1.0
+# Of a logarithm; where little was seen yet, more is believed.
 LARGEST_SURPRISE = 0.15
+FIRST_SURPRISE = 0.6
+NO_SURPRISE = 0.02
 SLOWEST_LEARNING = 0.05
 STEPS_PER_REFRESH = 16
 WEIGHT_KEPT_PER_REFRESH = 0.98
 MOST_WEIGHT = 64.0
+# So many surprises of one sign in a row are a change of the machine, which is then learnt faster.
+STREAK_OF_CHANGE = 8
+STREAK_TO_REFRESH = 3
+WEIGHT_AFTER_CHANGE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +217,13 @@ class CostModel:
             return
         foretold = self.predict(size)
         added = self.context_seconds(size.context, size.row_context)
-        self._verify.observe(size.num_rows, added, seconds.verify)
+        is_wrong = self._verify.observe(size.num_rows, added, seconds.verify)
         if size.num_new_rows or size.level_rows:
             self._draft_scale.observe(foretold.draft, seconds.draft)
         self._sample_scale.observe(foretold.sample, seconds.sample)
         self._host_scale.observe(foretold.host, seconds.host)
         self._num_unread += 1
-        if self._num_unread >= STEPS_PER_REFRESH:
+        if is_wrong or self._num_unread >= STEPS_PER_REFRESH:
             self._num_unread = 0
             self._verify.refresh()
             self.version += 1
@@ -244,6 +253,8 @@ class _CorrectedCurve:
         self._weights = [0.0] * len(curve.rows)
         self._corrections = [0.0] * len(curve.rows)
         self._corrected = curve
+        # How many surprises in a row had the same sign, which the number has too.
+        self._streaks = [0] * len(curve.rows)
         self._factors: dict[int, float] = {}
         self._values: dict[int, float] = {}
 
@@ -263,17 +274,27 @@ class _CorrectedCurve:
         share = (num_rows - rows[high - 1]) / (rows[high] - rows[high - 1])
         return math.exp((1.0 - share) * self._corrections[high - 1] + share * self._corrections[high])
 
-    def observe(self, num_rows: int, added: float, seconds: float) -> None:
-        """Learn from one forward; `refresh` makes it count."""
+    def observe(self, num_rows: int, added: float, seconds: float) -> bool:
+        """Learn from one forward; `refresh` makes it count. True: it should, for what is foretold now is far off."""
         uncorrected = self._curve.at(num_rows) + added
         if uncorrected <= 0.0 or seconds <= 0.0 or num_rows < 1:
-            return
+            return False
         place = self._nearest(num_rows)
         if self._weights[place] == 0.0:
             self._errors[place] = self._corrections[place]
         self._weights[place] = min(self._weights[place] + 1.0, MOST_WEIGHT)
         foretold = uncorrected * math.exp(self._errors[place])
-        self._errors[place] += _surprise(foretold, seconds) * _pace(self._weights[place])
+        surprise = _surprise(foretold, seconds, LARGEST_SURPRISE + FIRST_SURPRISE / self._weights[place])
+        streak = self._streaks[place]
+        if abs(surprise) < NO_SURPRISE:
+            self._streaks[place] = 0
+        else:
+            self._streaks[place] = max(1, streak + 1) if surprise > 0.0 else min(-1, streak - 1)
+        if abs(self._streaks[place]) >= STREAK_OF_CHANGE:
+            self._weights[place] = min(self._weights[place], WEIGHT_AFTER_CHANGE)
+        self._errors[place] += surprise * _pace(self._weights[place])
+        is_off = abs(math.log(seconds / self.at(num_rows, added))) > LARGEST_SURPRISE
+        return is_off and abs(self._streaks[place]) >= STREAK_TO_REFRESH
 
     def _nearest(self, num_rows: int) -> int:
         high = min(bisect_left(self._rows, num_rows), len(self._rows) - 1)
@@ -282,15 +303,18 @@ class _CorrectedCurve:
         return high
 
     def refresh(self) -> None:
-        """Spread what was observed to the neighbours; old observations fade."""
+        """Take over what was observed; points that saw little follow their neighbours. Old observations fade."""
         logs = [math.log2(rows) for rows in self._rows]
         for place, log in enumerate(logs):
             weight, total = TRUST_IN_PROFILE, 0.0
             for other, other_log in enumerate(logs):
-                near = self._weights[other] * NEIGHBOUR_FADING ** abs(2.0 * (log - other_log))
-                weight += near
-                total += near * self._errors[other]
-            self._corrections[place] = total / weight
+                if other != place:
+                    near = self._weights[other] * NEIGHBOUR_FADING ** abs(log - other_log)
+                    weight += near
+                    total += near * self._errors[other]
+            own = self._weights[place]
+            expected = WEIGHT_OF_NEIGHBOURS * total / weight
+            self._corrections[place] = (own * self._errors[place] + expected) / (own + WEIGHT_OF_NEIGHBOURS)
         self._weights = [weight * WEIGHT_KEPT_PER_REFRESH for weight in self._weights]
         seconds, lowest = [], 0.0
         for value, correction in zip(self._curve.seconds, self._corrections, strict=True):
@@ -301,8 +325,8 @@ class _CorrectedCurve:
         self._values.clear()
 
 
-def _surprise(foretold: float, seconds: float) -> float:
-    return max(-LARGEST_SURPRISE, min(LARGEST_SURPRISE, math.log(seconds / foretold)))
+def _surprise(foretold: float, seconds: float, largest: float = LARGEST_SURPRISE) -> float:
+    return max(-largest, min(largest, math.log(seconds / foretold)))
 
 
 def _pace(weight: float) -> float:

@@ -108,6 +108,8 @@ class AutoPlanner:
         self._num_plain_steps = self._num_plain_steps + 1 if best.candidate is PLAIN else 0
         if best.candidate is PLAIN:
             plan = self._probe(situation, best) or plan
+        elif (detour := self._detour(situation, best)) is not None:
+            plan = self._plan_of(detour, skills)
         return self._debt.plan(load, plan, best.seconds, self.costs, self.is_hopeless)
 
     def forecasts(self, load: StepLoad) -> list[Forecast]:
@@ -240,6 +242,21 @@ class AutoPlanner:
             self._num_probes += 1
             self._probed = request.request_id
         return StepPlan(shape, {self._probed: shape.num_draft_tokens}, {}) if shape.num_draft_tokens else None
+
+    def _detour(self, situation: Situation, best: Forecast) -> Candidate | None:
+        """Now and then a plain step or a larger tree: what is never run would be judged by old times for ever."""
+        self._probe_credit += PROBE_SHARE * best.seconds
+        detour = PLAIN
+        if self._num_probes % 2:
+            larger = (c for c in self._candidates if _num_nodes(c, situation.skills) > 1.5 * best.num_draft_tokens)
+            detour = min(larger, key=lambda c: _num_nodes(c, situation.skills), default=PLAIN)
+        forecast = self._forecast(detour, situation)
+        lost = forecast.seconds - forecast.expected * best.seconds / best.expected
+        if self._probe_credit < lost or forecast.num_draft_tokens > situation.load.max_draft_tokens:
+            return None
+        self._probe_credit = 0.0
+        self._num_probes += 1
+        return detour
 
     def _probe_size(self, load: StepLoad, plain_seconds: float) -> int:
         """As large as it may be without standing out among plain steps; 1 in any case, if there are rows."""

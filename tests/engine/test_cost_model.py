@@ -39,7 +39,7 @@ def observe(model: CostModel, size: StepSize, factor: float) -> None:
 
 def test_steps_that_take_longer_correct_their_row_count_and_its_neighbours() -> None:
     model, before = CostModel(), CostModel(learns=False)
-    for _ in range(96):
+    for _ in range(240):
         observe(model, plain(8), 1.5)
 
     def ratio(rows: int) -> float:

