@@ -140,10 +140,10 @@ class GrowthCase:
             features.admit(Request("new", (0,), SamplingParams(), seed=0, row=request.row))
             features.append(request.row, self.features[index][:, :width].contiguous())
         scheduled = [
-            ScheduledRequest(self.requests[index], 1, draws_token=True, max_draft_depth=self.progress[index].max_depth)
-            for index in chosen
+            ScheduledRequest(self.requests[index], 1, draws_token=True, max_draft_depth=depth, grown_depth=depth)
+            for index, depth in ((index, self.progress[index].max_depth) for index in chosen)
         ]
-        num_trees = sum(s.max_draft_depth > 0 for s in scheduled)
+        num_trees = sum(s.grown_depth > 0 for s in scheduled)
         state = SamplingState(LAYOUT.max_num_seqs, VOCAB)
         for own in scheduled:
             state.add(own.request)
