@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from threading import Lock
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy
+from numpy.typing import NDArray
 
 from aquiline.config import GrammarConfig
 from aquiline.engine.grammar_rehearsal import rehearse
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import xgrammar
 
 VocabularyFactory = Callable[[], Sequence[bytes]]
+MaskArray = NDArray[numpy.int32]
 
 MAX_WHITESPACE = 64
 MANY_RULES = 300
@@ -36,6 +37,11 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
+def new_masks(num_masks: int, vocab_size: int) -> MaskArray:
+    """Masks that allow nothing, [num_masks, mask_words(vocab_size)]."""
+    return numpy.zeros((num_masks, mask_words(vocab_size)), dtype=numpy.int32)
+
+
 class Matcher:
     """How far an output has come in its grammar; end-of-sequence ids are legal where it is complete, nowhere else.
 
@@ -47,7 +53,7 @@ class Matcher:
 
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._eos_token_ids = eos_token_ids
-        self._own_bits = torch.zeros(1, mask_words(compiled.tokenizer_info.vocab_size), dtype=torch.int32)
+        self._own_bits = new_masks(1, compiled.tokenizer_info.vocab_size)
         self._ended_stuck = False
 
     @property
@@ -77,14 +83,14 @@ class Matcher:
             num_tokens -= 1
         self._matcher.rollback(num_tokens)
 
-    def fill(self, bits: Tensor, row: int) -> None:
+    def fill(self, bits: MaskArray, row: int) -> None:
         """Write which tokens may come next.
 
         Args:
-            bits: [num_masks, mask_words(vocab_size)] int32 on the CPU, laid out as in `TokenMasks`.
+            bits: [num_masks, mask_words(vocab_size)], laid out as in `TokenMasks`.
         """
         self._matcher.fill_next_token_bitmask(bits, row)
-        if not bool(bits[row].any()):
+        if not bits[row].any():
             for token_id in self._eos_token_ids:
                 # As a signed number, bit 31 is the lowest.
                 bits[row, token_id // 32] |= 1 << token_id % 32 if token_id % 32 < 31 else -(2**31)
@@ -92,9 +98,9 @@ class Matcher:
     def only_token(self) -> int | None:
         """The token that must come next; None where several may."""
         self.fill(self._own_bits, 0)
-        words = self._own_bits[0].nonzero().flatten()[:2].tolist()
+        words = numpy.flatnonzero(self._own_bits[0])
         word = int(self._own_bits[0, words[0]]) & 0xFFFFFFFF
-        return words[0] * 32 + word.bit_length() - 1 if len(words) == 1 and word.bit_count() == 1 else None
+        return int(words[0]) * 32 + word.bit_length() - 1 if len(words) == 1 and word.bit_count() == 1 else None
 
     def likely_tokens(self) -> list[int]:
         """The longest tokens of the text that must come next; empty where several texts may."""
@@ -102,7 +108,7 @@ class Matcher:
 
     def _is_stuck(self) -> bool:
         self._matcher.fill_next_token_bitmask(self._own_bits, 0)
-        return not bool(self._own_bits.any())
+        return not self._own_bits.any()
 
 
 class CompiledGrammar:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy
 import torch
 
-from aquiline.engine.grammar import CompiledGrammar, GrammarCompiler, Matcher, mask_words
+from aquiline.engine.grammar import CompiledGrammar, GrammarCompiler, Matcher, new_masks
 from aquiline.engine.grammar_nodes import ForetoldRate, foretold_tokens, guided_tree
 from aquiline.engine.host_tree import HostTree
 from aquiline.engine.inputs import StepLayout
@@ -34,12 +35,18 @@ class TreeNodes:
     parents: Sequence[int]
 
 
+MAX_KEPT_ROWS = 64
+
+
 class MaskTable:
     """Masks of a step, one row after the other; the memory is kept from step to step."""
 
     def __init__(self, vocab_size: int) -> None:
-        self._bits = torch.zeros(8, mask_words(vocab_size), dtype=torch.int32)
+        self._bits = new_masks(8, vocab_size)
+        self._tensor = torch.from_numpy(self._bits)
         self._num_used = 0
+        # What is built anew costs more than the masks: behind a forward nothing is left in the processor's caches.
+        self._rows: dict[tuple[int, ...], torch.Tensor] = {}
 
     def clear(self) -> None:
         """Forget all masks."""
@@ -50,7 +57,8 @@ class MaskTable:
         if matcher.is_terminated:
             return -1
         if self._num_used == len(self._bits):
-            self._bits = torch.cat((self._bits, torch.zeros_like(self._bits)))
+            self._bits = numpy.concatenate((self._bits, numpy.zeros_like(self._bits)))
+            self._tensor = torch.from_numpy(self._bits)
         matcher.fill(self._bits, self._num_used)
         self._num_used += 1
         return self._num_used - 1
@@ -63,7 +71,13 @@ class MaskTable:
         """
         if not self._num_used:
             return None
-        return TokenMasks(self._bits[: self._num_used].to(device), torch.tensor(rows, device=device))
+        key = tuple(rows)
+        numbers = self._rows.get(key)
+        if numbers is None:
+            if len(self._rows) == MAX_KEPT_ROWS:
+                self._rows.clear()
+            numbers = self._rows[key] = torch.tensor(rows, device=device)
+        return TokenMasks(self._tensor if device.type == "cpu" else self._tensor.to(device), numbers)
 
 
 class Guidance:
@@ -246,7 +260,7 @@ class Guidance:
                 continue
             held, fresh = MaskTable(self._vocab_size), MaskTable(self._vocab_size)
             numbers = held.add(matcher), fresh.add(_matcher_at(self._grammars[request.request_id], request))
-            if numbers[0] != numbers[1] or not torch.equal(held._bits, fresh._bits):
+            if numbers[0] != numbers[1] or not numpy.array_equal(held._bits, fresh._bits):
                 raise ConsistencyError(f"request {request.request_id}: the grammar's state differs from a fresh one")
 
 

@@ -12,7 +12,7 @@ import xgrammar
 from torch import Tensor
 
 from aquiline.config import AcceptanceRule
-from aquiline.engine.grammar import Matcher, mask_words
+from aquiline.engine.grammar import Matcher, new_masks
 from aquiline.engine.guidance import MaskTable, TreeNodes, fill_tree
 from aquiline.engine.sample import Accepted, Sampler
 from aquiline.engine.sampling_inputs import SamplingInputs
@@ -39,7 +39,7 @@ def allowed_after(path: Sequence[int]) -> list[int]:
         return [EOS]
     matcher = new_matcher()
     assert all(matcher.accept(token_id) for token_id in path)
-    bits = torch.zeros(1, mask_words(len(LETTERS)), dtype=torch.int32)
+    bits = new_masks(1, len(LETTERS))
     matcher.fill(bits, 0)
     return [token_id for token_id in range(len(LETTERS)) if int(bits[0, 0]) >> token_id & 1]
 

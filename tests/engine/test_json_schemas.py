@@ -9,9 +9,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-import torch
 
-from aquiline.engine.grammar import GrammarCompiler, Matcher, mask_words
+from aquiline.engine.grammar import GrammarCompiler, Matcher, new_masks
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
 from tests.engine.guided_work import EOS, VOCAB, VOCABULARY
@@ -96,7 +95,7 @@ def compiler() -> GrammarCompiler:
 
 
 def allowed_ids(matcher: Matcher) -> list[int]:
-    bits = torch.zeros(1, mask_words(VOCAB), dtype=torch.int32)
+    bits = new_masks(1, VOCAB)
     matcher.fill(bits, 0)
     words = bits[0].tolist()
     return [token_id for token_id in range(VOCAB) if words[token_id // 32] >> token_id % 32 & 1]
