@@ -261,7 +261,7 @@ class _Reader:
             refuse(f"{path}/{[*special, *counted][1]}", f"it stands beside {special[0]}; say all of it in a pattern")
         value = node[special[0]]
         if special[0] == "format":
-            if value not in FORMATS:
+            if not isinstance(value, str) or value not in FORMATS:
                 refuse(f"{path}/format", f"{shown(value)} is not among {', '.join(FORMATS)}; use a pattern")
             return self._matching(format_regex(value))
         if not isinstance(value, str):

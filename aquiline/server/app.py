@@ -47,6 +47,7 @@ def create_app(served: Served, client: EngineClient, settings: ServerSettings, v
     app.add_exception_handler(AquilineError, _on_aquiline_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_fault)
     _describe_refusals(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(KeyCheck, keys=settings.api_keys)
@@ -77,6 +78,11 @@ async def _on_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problems: list[Any] = list(error.errors())
     return failure_response(describe_invalid(problems))
+
+
+async def _on_fault(_: Request, __: Exception) -> Response:
+    """Whatever nobody has foreseen; the server logs it with its place."""
+    return failure_response(failure_of(InternalError()))
 
 
 async def _on_http_error(_: Request, error: Exception) -> Response:

@@ -161,6 +161,7 @@ def test_whitespace_is_as_asked(whitespace: Any) -> None:
         ({"type": "object", "properties": {"a/b": False}}, "#/properties/a~1b"),
         ({"unknown": 1}, "#/unknown"),
         ({"type": "string", "format": "iri"}, "#/format"),
+        ({"type": "string", "format": ["date"]}, "#/format"),
         ({"type": "string", "pattern": "a", "maxLength": 3}, "#/maxLength"),
         ({"type": "string", "pattern": "(?=a)"}, "the pattern at #"),
         ({"type": "string", "minLength": 3, "maxLength": 2}, "#/minLength"),

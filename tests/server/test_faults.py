@@ -236,3 +236,15 @@ def test_a_form_that_takes_long_delays_only_its_own_request(engine: ScriptedEngi
         assert {future.result().status_code for future in slow} == {504}
         is_over.set()
         assert not engine.aborted
+
+
+def test_what_nobody_has_foreseen_is_500_in_the_usual_form(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    with scripted(engine, tokenizer) as server:
+        service = server.app.state.service
+        service.served = replace(service.served, compile_guided=fail)
+        failed = ask(server, guided_regex="a")
+        assert failed.status_code == 500 and error_of(failed)["type"] == "server_error" and "secret" not in failed.text
+        assert ask(server, max_tokens=2).status_code == 200
