@@ -21,7 +21,7 @@ def plot_costs(path: Path, costs: CostProfile) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("--plot needs matplotlib; install it, for example with pip install 'aquiline[train]'") from None
+        raise UserError("there is no matplotlib for --plot; pip install matplotlib") from None
     figure = Figure(figsize=(7.0, 4.5), layout="constrained")
     axes = figure.add_subplot()
     curves = {

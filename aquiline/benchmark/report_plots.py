@@ -21,9 +21,7 @@ def require_plotting() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UnsupportedFeatureError(
-            "there is no matplotlib to draw a report; pip install 'aquiline[train]', which brings it"
-        ) from None
+        raise UnsupportedFeatureError("there is no matplotlib to draw a report; pip install matplotlib") from None
 
 
 def plots_of(result: Result) -> dict[str, str]:

@@ -23,7 +23,7 @@ def require_plotting() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UnsupportedFeatureError(
-            "there is no matplotlib to draw the course of the run; pip install 'aquiline[train]', or give --no-plot"
+            "there is no matplotlib to draw the course of the run; pip install matplotlib, or give --no-plot"
         ) from None
 
 

@@ -211,7 +211,7 @@ def test_without_matplotlib_the_command_says_what_to_do(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(arguments(toys, tmp_path / "run")) == 2
-    assert "pip install 'aquiline[train]', or give --no-plot" in capsys.readouterr().err
+    assert "pip install matplotlib, or give --no-plot" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
