@@ -149,9 +149,13 @@ class _Reader:
             for keyword, value in part.items():
                 if keyword in ANNOTATIONS or keyword.startswith("x-") or merged.get(keyword, value) == value:
                     merged.setdefault(keyword, value)
-                elif keyword == "required":
+                elif keyword == "required" and _are_all(list, merged[keyword], value):
                     merged[keyword] = [*merged[keyword], *value]
-                elif keyword == "properties" and not set(merged[keyword]) & set(value):
+                elif (
+                    keyword == "properties"
+                    and _are_all(Mapping, merged[keyword], value)
+                    and not set(merged[keyword]) & set(value)
+                ):
                     merged[keyword] = {**merged[keyword], **value}
                 else:
                     refuse(f"{path}/allOf/{index}/{escaped(keyword)}", "it says more about the same elsewhere")
@@ -329,3 +333,7 @@ class _Reader:
         if names or not isinstance(asked, Mapping) or set(asked) - ANNOTATIONS - {"type", "pattern"}:
             refuse(f"{path}/propertyNames", "only a pattern is understood, in an object without properties")
         return self._string({"pattern": asked.get("pattern", "")}, f"{path}/propertyNames")
+
+
+def _are_all(kind: type, *values: object) -> bool:
+    return all(isinstance(value, kind) for value in values)

@@ -180,6 +180,8 @@ def test_whitespace_is_as_asked(whitespace: Any) -> None:
         ({"oneOf": [INTEGER, {"type": "number"}]}, "#/oneOf"),
         ({"oneOf": [closed(a=INTEGER), closed(a=INTEGER)]}, "#/oneOf"),
         ({"allOf": [{"minimum": 1}, {"minimum": 2}]}, "#/allOf/1/minimum"),
+        ({"properties": 1.5, "allOf": [{"properties": {}}]}, "#/allOf/0/properties"),
+        ({"required": ["a"], "allOf": [{"required": None}]}, "#/allOf/0/required"),
         ({"allOf": [closed(a=INTEGER), closed(b=INTEGER)]}, "#/allOf"),
         ({"allOf": [{"type": "integer"}, {"not": {}}]}, "#/allOf"),
         ({"$ref": "#/$defs/a"}, "#/$ref"),
