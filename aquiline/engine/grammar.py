@@ -28,6 +28,7 @@ MaskArray = NDArray[numpy.int32]
 MAX_WHITESPACE = 64
 MANY_RULES = 300
 MAX_KEPT = 256
+MAX_CHAIN = 32
 MAX_KEPT_BYTES = 2**28
 ANY_OBJECT = '{"type": "object"}'
 
@@ -48,11 +49,14 @@ class Matcher:
     One exception: where the grammar asks for a character that no tokens can write, nothing but the end is legal.
     """
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, compiled: xgrammar.CompiledGrammar, eos_token_ids: frozenset[int], vocabulary: Sequence[bytes]
+    ) -> None:
         import xgrammar
 
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._eos_token_ids = eos_token_ids
+        self._vocabulary = vocabulary
         self._own_bits = new_masks(1, compiled.tokenizer_info.vocab_size)
         self._ended_stuck = False
 
@@ -95,16 +99,22 @@ class Matcher:
                 # As a signed number, bit 31 is the lowest.
                 bits[row, token_id // 32] |= 1 << token_id % 32 if token_id % 32 < 31 else -(2**31)
 
-    def only_token(self) -> int | None:
-        """The token that must come next; None where several may."""
-        self.fill(self._own_bits, 0)
-        words = numpy.flatnonzero(self._own_bits[0])
-        word = int(self._own_bits[0, words[0]]) & 0xFFFFFFFF
-        return int(words[0]) * 32 + word.bit_length() - 1 if len(words) == 1 and word.bit_count() == 1 else None
+    def legal_chain(self) -> list[int]:
+        """The legal tokens, shortest first, where the text of each begins that of the next; empty where texts part.
 
-    def likely_tokens(self) -> list[int]:
-        """The longest tokens of the text that must come next; empty where several texts may."""
-        return self._matcher.find_jump_forward_tokens()
+        Looks one token ahead and no further: the text that must come may be as long as the grammar likes, or endless.
+        """
+        self.fill(self._own_bits, 0)
+        places = numpy.flatnonzero(self._own_bits[0])
+        if len(places) > MAX_CHAIN:
+            return []
+        words = zip(places.tolist(), self._own_bits[0, places].tolist(), strict=True)
+        legal = [place * 32 + bit for place, word in words for bit in range(32) if word >> bit & 1]
+        if len(legal) > 1 and not self._eos_token_ids.isdisjoint(legal):
+            return []
+        legal.sort(key=lambda token_id: len(self._vocabulary[token_id]))
+        texts = [self._vocabulary[token_id] for token_id in legal]
+        return legal if all(map(bytes.startswith, texts[1:], texts)) else []
 
     def _is_stuck(self) -> bool:
         self._matcher.fill_next_token_bitmask(self._own_bits, 0)
@@ -114,9 +124,12 @@ class Matcher:
 class CompiledGrammar:
     """A grammar compiled for a vocabulary; requests share it."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, compiled: xgrammar.CompiledGrammar, eos_token_ids: frozenset[int], vocabulary: Sequence[bytes]
+    ) -> None:
         self._compiled = compiled
         self._eos_token_ids = eos_token_ids
+        self._vocabulary = vocabulary
 
     @property
     def num_bytes(self) -> int:
@@ -125,7 +138,7 @@ class CompiledGrammar:
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an output."""
-        return Matcher(self._compiled, self._eos_token_ids)
+        return Matcher(self._compiled, self._eos_token_ids, self._vocabulary)
 
 
 class GrammarCompiler:
@@ -187,7 +200,7 @@ class GrammarCompiler:
         except RuntimeError as error:
             reason = str(error).splitlines()[0].partition(": ")[2] or str(error)
             raise InvalidParameterError(f"the {guided.kind} of guided is not understood: {reason}") from error
-        return CompiledGrammar(compiled, self._eos_token_ids)
+        return CompiledGrammar(compiled, self._eos_token_ids, self._vocabulary)
 
     def _drop_some(self) -> None:
         """Forget grammars that nobody asked for lately; requests that follow one keep it."""

@@ -1,7 +1,7 @@
 """Draft nodes that a grammar foretells: tokens that must come, and the likely tokens of a text that must come.
 
 Where a grammar leaves one text, such as the name of a property, it seldom leaves one token: any beginning of the text
-is legal too. The longest tokens of the text are proposed, and the target decides as for every draft token.
+is legal too. The longest legal token is proposed, and the target decides as for every draft token.
 """
 
 from __future__ import annotations
@@ -71,21 +71,18 @@ def foretold_tokens(matcher: Matcher, rate: float, limits: LookupLimits, worth: 
     found: list[tuple[int, float]] = []
     survival = 1.0
     most = min(limits.max_draft_tokens, limits.max_depth)
-    num_accepted = 0
     while len(found) < most and not matcher.is_terminated:
-        only = matcher.only_token()
-        run = [(only, 1.0)] if only is not None else [(token_id, rate) for token_id in matcher.likely_tokens()]
-        for token_id, likely in run:
-            survival *= likely
-            if len(found) == most or survival < worth.least_survival or not matcher.accept(token_id):
-                most = len(found)
-                break
-            worth.take(survival)
-            num_accepted += 1
-            found.append((token_id, likely))
-        if not run:
+        chain = matcher.legal_chain()
+        if not chain:
             break
-    matcher.rollback(num_accepted)
+        likely = 1.0 if len(chain) == 1 else rate
+        survival *= likely
+        if survival < worth.least_survival:
+            break
+        matcher.accept(chain[-1])
+        worth.take(survival)
+        found.append((chain[-1], likely))
+    matcher.rollback(len(found))
     return found[: worth.settle()]
 
 

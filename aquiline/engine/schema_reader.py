@@ -176,7 +176,7 @@ class _Reader:
                 part = part.replace("~1", "/").replace("~0", "~")
                 if isinstance(target, Mapping) and part in target:
                     target = target[part]
-                elif isinstance(target, list) and part.isdigit() and int(part) < len(target):
+                elif isinstance(target, list) and part.isdecimal() and part.isascii() and int(part[:9]) < len(target):
                     target = target[int(part)]
                 else:
                     refuse(path, f"there is nothing at {pointer}")

@@ -46,13 +46,25 @@ def test_a_token_without_an_alternative_is_certain() -> None:
     assert found == [(VOCABULARY.index(b"Z"), 1.0)]
 
 
+@pytest.mark.parametrize(
+    "guided",
+    [
+        GuidedParams(grammar='root ::= "ab" root'),
+        GuidedParams(grammar="\n".join(('root ::= n40\nn0 ::= "ab"', *(f"n{i + 1} ::= n{i} n{i}" for i in range(40))))),
+    ],
+    ids=["endless", "longer than memory"],
+)
+def test_no_more_is_foretold_than_is_wanted_of_a_text_without_end(guided: GuidedParams) -> None:
+    assert b"".join(texts(foretell(matcher_of(guided), 1.0, LIMITS))).startswith(b"abab")
+
+
 @pytest.mark.parametrize("limits", [LookupLimits(2, 9), LookupLimits(9, 2)])
 def test_limits_cut_what_is_foretold(limits: LookupLimits) -> None:
     assert len(foretell(matcher_of(GuidedParams(choice=["abcdefgh"])), 0.4, limits)) <= 2
 
 
 def test_a_token_that_is_not_worth_a_row_is_not_taken() -> None:
-    matcher = matcher_of(GuidedParams(choice=["abcdefgh"]))
+    matcher = matcher_of(GuidedParams(choice=["nameabname"]))
     assert 0 < len(foretell(matcher, 0.4, LIMITS, always_pays=False)) < len(foretell(matcher, 0.4, LIMITS))
 
 
@@ -83,7 +95,7 @@ def test_every_node_is_legal_and_the_matcher_stays(seed: int, guided: GuidedPara
             node = tree.parents[node - 1]
         fresh = matcher_of(guided)
         assert all(fresh.accept(token_id) for token_id in (*path, *reversed(down)))
-    assert matcher.only_token() == _after(guided, path).only_token()
+    assert matcher.legal_chain() == _after(guided, path).legal_chain()
 
 
 def _after(guided: GuidedParams, path: list[int]) -> Matcher:

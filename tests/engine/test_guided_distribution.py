@@ -30,7 +30,7 @@ GRAMMAR = 'root ::= "a" ("b" [ab] | "c") | "b" "b"? "c"? | "cc" [abc]'
 def new_matcher() -> Matcher:
     info = xgrammar.TokenizerInfo(LETTERS, xgrammar.VocabType.RAW, stop_token_ids=[EOS])
     compiled = xgrammar.GrammarCompiler(info, max_threads=1).compile_grammar(GRAMMAR)
-    return Matcher(compiled, frozenset((EOS,)))
+    return Matcher(compiled, frozenset((EOS,)), LETTERS)
 
 
 def allowed_after(path: Sequence[int]) -> list[int]:
