@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from aquiline.engine.regex_parser import Regex, parse_regex
 from aquiline.engine.schema_exclusive import are_exclusive, fits_type
+from aquiline.engine.schema_keywords import ANNOTATIONS, KEYWORDS, KNOWN, TYPES, check_keyword, merged
 from aquiline.engine.schema_limits import LARGEST_INTEGER, Schema, escaped, limits, number_limits, refuse, shown
 from aquiline.engine.schema_strings import FORMATS, format_regex, in_json, other_names
 
@@ -25,32 +26,6 @@ MAX_DEPTH = 64
 MAX_OPTIONAL = 200
 MAX_ITEMS = 1000
 MAX_LENGTH = 2**31 - 1
-ANNOTATIONS = {
-    *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
-    *("$comment", "$schema", "$id", "$anchor", "$defs", "definitions"),
-    *("contentEncoding", "contentMediaType", "contentSchema"),
-}
-KEYWORDS = {
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"),
-    "object": (
-        *("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
-        *("unevaluatedProperties", "propertyNames"),
-    ),
-    "boolean": (),
-    "null": (),
-}
-TYPES = {**{name: name for name in KEYWORDS}, "integer": "number"}
-KNOWN = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "nullable"}.union(*KEYWORDS.values())
-REFUSED = {
-    **dict.fromkeys(("not", "if", "then", "else"), "a grammar cannot follow what must not be"),
-    **dict.fromkeys(("contains", "minContains", "maxContains"), "give items or prefixItems instead"),
-    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), "use anyOf of closed objects instead"),
-    "patternProperties": "name the properties, or give additionalProperties",
-    "$dynamicRef": "use $ref",
-    "$recursiveRef": "use $ref",
-}
 
 
 @dataclass(frozen=True)
@@ -109,19 +84,16 @@ class _Reader:
             refuse(path, f"a schema is an object, true or false, not {shown(node)}")
         asserted = {}
         for keyword, value in node.items():
-            if keyword in REFUSED:
-                refuse(f"{path}/{keyword}", REFUSED[keyword])
+            check_keyword(keyword, path)
             if keyword in KNOWN:
                 asserted[keyword] = value
-            elif keyword not in ANNOTATIONS and not keyword.startswith("x-"):
-                refuse(f"{path}/{escaped(keyword)}", "the keyword is not known")
         if asserted.pop("nullable", False) is True:
             return {"anyOf": [self._asserted(asserted, path, depth), {"type": "null"}]}
         return self._asserted(asserted, path, depth)
 
     def _asserted(self, node: Schema, path: str, depth: int) -> Schema:
         if "allOf" in node:
-            node = self._merged(node, path)
+            node = merged(node, path)
         if "$ref" in node:
             self._alone(node, "$ref", path)
             return {"$ref": self._reference(node["$ref"], f"{path}/$ref", depth)}
@@ -136,36 +108,6 @@ class _Reader:
         others = sorted(set(node) - {keyword, *beside})
         if others:
             refuse(f"{path}/{others[0]}", f"it stands beside {keyword}; write it into each alternative")
-
-    def _merged(self, node: Schema, path: str) -> Schema:
-        """All of several as one, where no keyword says two things."""
-        parts = node["allOf"]
-        if not isinstance(parts, list) or not parts:
-            refuse(f"{path}/allOf", "it must be a list of at least one schema")
-        merged = {keyword: value for keyword, value in node.items() if keyword != "allOf"}
-        for index, part in enumerate(parts):
-            if not isinstance(part, Mapping):
-                refuse(f"{path}/allOf/{index}", "it must be an object")
-            for keyword, value in part.items():
-                if keyword in ANNOTATIONS or keyword.startswith("x-") or merged.get(keyword, value) == value:
-                    merged.setdefault(keyword, value)
-                elif keyword == "required" and _are_all(list, merged[keyword], value):
-                    merged[keyword] = [*merged[keyword], *value]
-                elif (
-                    keyword == "properties"
-                    and _are_all(Mapping, merged[keyword], value)
-                    and not set(merged[keyword]) & set(value)
-                ):
-                    merged[keyword] = {**merged[keyword], **value}
-                else:
-                    refuse(f"{path}/allOf/{index}/{escaped(keyword)}", "it says more about the same elsewhere")
-        is_open = any(part.get("additionalProperties", True) is not True for part in parts)
-        if is_open and len(parts) + (len(node) > 1) > 1:
-            refuse(f"{path}/allOf", "additionalProperties would count each part's own properties alone")
-        extra = [keyword for keyword in merged if keyword in REFUSED]
-        if extra:
-            refuse(f"{path}/allOf", REFUSED[extra[0]])
-        return {keyword: value for keyword, value in merged.items() if keyword in KNOWN}
 
     def _reference(self, pointer: object, path: str, depth: int) -> str:
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
@@ -333,7 +275,3 @@ class _Reader:
         if names or not isinstance(asked, Mapping) or set(asked) - ANNOTATIONS - {"type", "pattern"}:
             refuse(f"{path}/propertyNames", "only a pattern is understood, in an object without properties")
         return self._string({"pattern": asked.get("pattern", "")}, f"{path}/propertyNames")
-
-
-def _are_all(kind: type, *values: object) -> bool:
-    return all(isinstance(value, kind) for value in values)

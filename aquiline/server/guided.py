@@ -12,6 +12,10 @@ from aquiline.server.protocol.common import GenerationBody
 from aquiline.server.protocol.messages import NamedToolChoice
 
 FREE_CHOICES = (None, "none", "auto")
+# Beyond this the reader of schemas refuses.
+MAX_LEVELS = 200
+# Keywords whose values are data rather than schemas.
+VALUE_KEYWORDS = ("enum", "const", "default", "example", "examples")
 FORMATS = "text, json_object or json_schema"
 
 
@@ -66,11 +70,33 @@ def call_schema(body: ChatBody) -> Mapping[str, Any]:
     if not tools:
         raise InvalidParameterError("tool_choice has to call a function that tools does not hold; add it to tools")
     calls = []
-    for function in tools:
-        properties = {"name": {"const": function.name}, "arguments": function.parameters or {"type": "object"}}
+    for index, function in enumerate(tools):
+        place = "#/properties/arguments" if len(tools) == 1 else f"#/anyOf/{index}/properties/arguments"
+        arguments = _moved(function.parameters or {"type": "object"}, place)
+        properties = {"name": {"const": function.name}, "arguments": arguments}
         required = ["name", "arguments"]
         calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def _moved(node: Any, place: str, num_levels: int = MAX_LEVELS) -> Any:
+    """A schema whose references still hold when it is put at `place` in another one.
+
+    Worked example, at `#/properties/arguments`: `#/$defs/a` becomes `#/properties/arguments/$defs/a`.
+    """
+    if not num_levels:
+        return node
+    if isinstance(node, list):
+        return [_moved(part, place, num_levels - 1) for part in node]
+    if not isinstance(node, Mapping):
+        return node
+    moved = {
+        key: value if key in VALUE_KEYWORDS else _moved(value, place, num_levels - 1) for key, value in node.items()
+    }
+    pointer = moved.get("$ref")
+    if isinstance(pointer, str) and pointer.startswith("#"):
+        moved["$ref"] = place + pointer[1:]
+    return moved
 
 
 def _has(body: GenerationBody, name: str) -> bool:
