@@ -57,7 +57,10 @@ class Matcher:
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._eos_token_ids = eos_token_ids
         self._vocabulary = vocabulary
-        self._own_bits = new_masks(1, compiled.tokenizer_info.vocab_size)
+        vocab_size = compiled.tokenizer_info.vocab_size
+        self._own_bits = new_masks(1, vocab_size)
+        # xgrammar may set the bits behind the last token of the last word.
+        self._last_word = (1 << vocab_size % 32) - 1 if vocab_size % 32 else -1
         self._ended_stuck = False
 
     @property
@@ -94,6 +97,7 @@ class Matcher:
             bits: [num_masks, mask_words(vocab_size)], laid out as in `TokenMasks`.
         """
         self._matcher.fill_next_token_bitmask(bits, row)
+        bits[row, -1] &= self._last_word
         if not bits[row].any():
             for token_id in self._eos_token_ids:
                 # As a signed number, bit 31 is the lowest.
@@ -118,6 +122,7 @@ class Matcher:
 
     def _is_stuck(self) -> bool:
         self._matcher.fill_next_token_bitmask(self._own_bits, 0)
+        self._own_bits[0, -1] &= self._last_word
         return not self._own_bits.any()
 
 

@@ -33,9 +33,13 @@ FORMS: list[tuple[dict[str, Any], GuidedParams]] = [
     ({"structured_outputs": {"choice": ["eagle", "kite"]}}, GuidedParams(choice=["eagle", "kite"])),
     ({"guided_grammar": 'root ::= "a" [0-9]+ "b"'}, GuidedParams(grammar='root ::= "a" [0-9]+ "b"')),
 ]
+NOTHING = {"type": "object", "additionalProperties": False}
 TOOLS = [
     {"type": "function", "function": {"name": "fly", "strict": True, "parameters": SCHEMA}},
-    {"type": "function", "function": {"name": "land", "parameters": {"type": "object", "additionalProperties": False}}},
+    {
+        "type": "function",
+        "function": {"name": "land", "parameters": {"$ref": "#/$defs/none", "$defs": {"none": NOTHING}}},
+    },
 ]
 
 
@@ -56,7 +60,7 @@ def test_a_form_is_kept_as_it_is_offline(
         assert json.loads(expected.text)["bird"] in ("eagle", "kite")
 
 
-@pytest.mark.parametrize("name", ["fly", None])
+@pytest.mark.parametrize("name", ["fly", "land", None])
 def test_a_call_that_is_forced_is_made(server: Running, name: str | None) -> None:
     choice: Any = "required" if name is None else {"type": "function", "function": {"name": name}}
     whole = post(server, tools=TOOLS, tool_choice=choice, max_tokens=90).json()
