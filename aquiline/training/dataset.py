@@ -105,10 +105,14 @@ class DatasetFolder:
             found = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise TrainingDataError(f"{path} cannot be read ({error}); write into another folder") from error
+        if not isinstance(found, dict) or found.keys() != described.keys():
+            raise TrainingDataError(
+                f"{self.folder} holds data that came about in another way (written by the target, read from files, "
+                "answered anew, or put together); give the command it was begun with to go on, or another folder"
+            )
         for name, value in described.items():
-            if not isinstance(found, dict) or found.get(name) != value:
-                given = found.get(name) if isinstance(found, dict) else found
+            if found[name] != value:
                 raise TrainingDataError(
-                    f"{self.folder} holds data that was written with {name} {given!r}, and now it is {value!r}; give "
-                    "the same settings to go on, or another folder"
+                    f"{self.folder} holds data that was written with {name} {found[name]!r}, and now it is {value!r}; "
+                    "give the same settings to go on, or another folder"
                 )

@@ -150,6 +150,18 @@ def test_a_folder_that_grew_is_put_together_anew(
     assert "was written with folders" in refusal(capsys, *both)
 
 
+def test_data_that_came_about_in_another_way_is_not_mixed_with(
+    capsys: pytest.CaptureFixture[str], target: Path, lines: Path, tmp_path: Path
+) -> None:
+    plain: list[str | Path] = ["--target", target, "--output", tmp_path / "data"]
+    answered = [*plain, "--data", lines, "--regenerate", *SMALL[2:]]
+    summary(capsys, *answered)
+    before = len(ExampleStore(tmp_path / "data"))
+    for other in ([*plain, *SMALL], [*plain, "--data", lines]):
+        assert "came about in another way" in refusal(capsys, *other)
+    assert len(ExampleStore(tmp_path / "data")) == before
+
+
 def test_what_training_measures_on_is_never_trained_on(
     capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path
 ) -> None:

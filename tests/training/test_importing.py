@@ -175,10 +175,11 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_shard_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    run(tokenizer, write_lines(tmp_path / "one.jsonl", many(2)), tmp_path / "data")
+    path = write_lines(tmp_path / "one.jsonl", many(2))
+    run(tokenizer, path, tmp_path / "data")
     (tmp_path / "data" / "evaluation" / "000000.safetensors").unlink()
     with pytest.raises(TrainingDataError, match=r"evaluation/000000\.safetensors is missing"):
-        list(DatasetFolder(tmp_path / "data", {}).read_round(0))
+        list(DatasetFolder(tmp_path / "data", {"files": files_fingerprint([path])}).read_round(0))
 
 
 def test_folders_are_put_together_without_what_is_in_both(
