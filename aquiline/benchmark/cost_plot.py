@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
+import io
 
 from aquiline.engine.cost_model import CostProfile
 from aquiline.errors import UserError
@@ -12,11 +10,11 @@ from aquiline.errors import UserError
 PLOTTED_ROWS = tuple(range(1, 65))
 
 
-def plot_costs(path: Path, costs: CostProfile) -> None:
-    """Draw the curves of a profile as a PNG file, whole or not at all.
+def cost_picture(costs: CostProfile) -> bytes:
+    """The curves of a profile, drawn as a PNG file.
 
     Raises:
-        UserError: matplotlib is not installed, or the file cannot be written.
+        UserError: matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -37,9 +35,6 @@ def plot_costs(path: Path, costs: CostProfile) -> None:
     axes.set_ylim(bottom=0.0)
     axes.grid(alpha=0.3)
     axes.legend()
-    try:
-        with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=".plot-", delete=False) as file:
-            figure.savefig(file, format="png", dpi=120)
-        os.replace(file.name, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    return picture.getvalue()

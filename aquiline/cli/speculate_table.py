@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from aquiline.config import SpeculateTable
 from aquiline.errors import InvalidParameterError, UserError
 from aquiline.speculation import parse_speculation
+from aquiline.training.atomic_file import write_atomically
 
 FIELDS = {"max_requests", "speculate"}
 FORM = '[{"max_requests": 2, "speculate": "chain:2"}, {"max_requests": 8, "speculate": "chain:1"}]'
@@ -45,8 +44,6 @@ def write_table(path: Path, entries: Sequence[tuple[int, str]]) -> None:
     """
     content = [{"max_requests": most, "speculate": text} for most, text in entries]
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".table-", delete=False) as file:
-            file.write(json.dumps(content, indent=1) + "\n")
-        os.replace(file.name, path)
+        write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error

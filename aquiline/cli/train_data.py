@@ -34,7 +34,7 @@ JSONL files, or folders written before are put together. The same command goes o
 RECORDS = (DataSettings,)
 SOURCE_OPTIONS = (
     Option(
-        "--data", "data", "self, a JSONL file, or a folder that train-data has written", str, "FILE", is_repeatable=True
+        "--data", "data", "self, a JSONL file, or a folder that train-data has written", str, "PATH", is_repeatable=True
     ),
     Option("--regenerate", "regenerates", "take the questions of the files, and let the target answer them"),
     Option("--exclude", "exclude", "JSONL file of prompts not to train on", str, "FILE", is_repeatable=True),

@@ -93,7 +93,7 @@ RUN_OPTIONS = (
     Option("--num-tokens", "num_tokens", "answer tokens that the target writes with --data self", integer, "N"),
     Option("--eval-prompts", "eval_prompts", "JSONL file, as for generate, with category", str, "FILE"),
     Option("--device", "device", "where the head is trained: auto, cpu or cuda", str, "NAME"),
-    Option("--threads", "num_threads", "CPU threads", integer, "N"),
+    Option("--threads", "num_threads", "CPU threads; one for each physical core when not given", integer, "N"),
     Option("--no-plot", "has_plot", "draw no picture of the run", switch_value=False),
 )
 ALL_OPTIONS = (*RUN_OPTIONS, *DRAFT_OPTIONS, *TRAINING_OPTIONS, *EVALUATION_OPTIONS, *SERVING_OPTIONS)

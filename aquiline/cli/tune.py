@@ -19,6 +19,7 @@ from aquiline.cli.output import draw, write
 from aquiline.cli.parser import add_options
 from aquiline.cli.speculate_table import write_table
 from aquiline.errors import InvalidParameterError, UserError
+from aquiline.training.atomic_file import write_atomically
 
 if TYPE_CHECKING:
     from aquiline.benchmark.chosen_shapes import ChosenShape
@@ -82,8 +83,8 @@ def check_arguments(args: argparse.Namespace) -> TuneSettings:
         is_json=args.json,
         only_shows=args.show,
         is_short=args.short,
-        plot=None if args.plot is None else Path(args.plot),
-        table=None if args.write_table is None else Path(args.write_table),
+        plot=_file_to_write("--plot", args.plot),
+        table=_file_to_write("--write-table", args.write_table),
     )
 
 
@@ -98,9 +99,7 @@ def run(args: argparse.Namespace) -> None:
     stored = _stored(llm, settings)
     chosen = chosen_shapes(stored.costs, settings.config.speculative, llm.models.draft.config, llm.step_costs.prior())
     if settings.plot is not None:
-        from aquiline.benchmark.cost_plot import plot_costs
-
-        plot_costs(settings.plot, stored.costs)
+        _write_picture(settings.plot, stored)
     if settings.table is not None:
         write_table(settings.table, [(shape.num_requests, shape.text) for shape in chosen])
     if settings.is_json:
@@ -108,6 +107,25 @@ def run(args: argparse.Namespace) -> None:
         write(sys.stdout, json.dumps(content) + "\n")
     else:
         draw(Console(highlight=False), drawing(stored, chosen))
+
+
+def _file_to_write(option: str, text: str | None) -> Path | None:
+    """Where a file will go; known to be a place for one before anything is measured."""
+    if text is None:
+        return None
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise InvalidParameterError(f"{option} is {text!r}; name a file in a folder that is there")
+    return path
+
+
+def _write_picture(path: Path, stored: StoredProfile) -> None:
+    from aquiline.benchmark.cost_plot import cost_picture
+
+    try:
+        write_atomically(path, cost_picture(stored.costs))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _without_planning(config: Any) -> Any:

@@ -47,6 +47,9 @@ def test_costs_are_measured_shown_and_written(
     shown = capsys.readouterr().out
     assert "milliseconds" in shown and "what the planner would begin with" in shown
     assert plot.read_bytes().startswith(b"\x89PNG")
+    other = tmp_path / "other"
+    other.touch()
+    assert plot.stat().st_mode == table.stat().st_mode == other.stat().st_mode
     assert [most for most, _ in read_table(str(table)).entries] == list(LOADS)
     assert main([*models, "--show", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
@@ -68,10 +71,17 @@ def test_contradictions_are_refused(arguments: list[str], message: str, capsys: 
     assert message in capsys.readouterr().err
 
 
-def test_files_that_cannot_be_written_are_named(models: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--plot", "--write-table"])
+def test_files_that_cannot_be_written_are_named_before_anything_is_measured(
+    option: str, models: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UserError, match="cannot write"):
         write_table(tmp_path / "none" / "table.json", [(1, "off")])
-    assert main([*models, "--plot", str(tmp_path / "none" / "plot.png")]) == 2
+    for place in (tmp_path / "none" / "file", tmp_path):
+        assert main([*models, option, str(place)]) == 2
+        assert f"{option} is {str(place)!r}; name a file" in capsys.readouterr().err
+    assert main([*models, "--show"]) == 2
+    assert "nothing was measured" in capsys.readouterr().err
 
 
 def test_a_table_comes_back_and_is_an_option(tmp_path: Path) -> None:
