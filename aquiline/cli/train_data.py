@@ -21,7 +21,7 @@ from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
 from aquiline.cli.output import draw, write
 from aquiline.cli.parser import Option, add_options, integer, number, values_given
 from aquiline.cli.pull import shown_progress
-from aquiline.config import EngineConfig, SpeculativeConfig
+from aquiline.config import EngineConfig, GrammarConfig, SpeculativeConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.model_store import resolve_model
 from aquiline.training.data_settings import FIELDS_OF_WAY, DataSettings, Way
@@ -51,13 +51,14 @@ AMOUNT_OPTIONS = (
     Option("--seed", "seed", "of every random choice", integer, "S"),
 )
 OWN_OPTIONS = (*SOURCE_OPTIONS, *AMOUNT_OPTIONS)
-# The target writes without speculation.
+# The target writes without speculation, and without guides.
 DRAFTING = {field.name for field in dataclasses.fields(SpeculativeConfig)} | {"draft_quantization"}
+GRAMMARS = {field.name for field in dataclasses.fields(GrammarConfig)}
 OWN_DEFAULTS: dict[str, object] = {"max_num_seqs": 64, "kv_cache_gb": 2.0}
 DATA_ENGINE_OPTIONS = tuple(
     dataclasses.replace(option, default=OWN_DEFAULTS.get(option.field))
     for option in ENGINE_OPTIONS
-    if option.field not in DRAFTING
+    if option.field not in DRAFTING | GRAMMARS
 )
 WAY_IN_WORDS: dict[Way, str] = {
     "self": "with --data self",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
 from aquiline.cli.output import draw, write
 from aquiline.cli.parser import add_options
 from aquiline.cli.speculate_table import write_table
+from aquiline.config import GrammarConfig
 from aquiline.errors import InvalidParameterError, UserError
 from aquiline.training.atomic_file import write_atomically
 
@@ -30,6 +31,7 @@ DESCRIPTION = """Time plain steps and trees of many sizes on this machine, in tu
 --speculate auto decides by it. Without it a shorter measurement is made when a model is first opened."""
 SHOWN_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 SETTLED = {"mode", "table", "lookup", "lookup_tokens", "lookup_history", "acceptance"}
+SETTLED |= {field.name for field in fields(GrammarConfig)}
 
 
 @dataclass(frozen=True, kw_only=True)

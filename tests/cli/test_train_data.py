@@ -223,6 +223,7 @@ def test_a_bar_is_drawn_on_a_terminal_only_for_people(
         (["--turns-per-round", "0"], "num_turns_per_round is 0"),
         (["--seed", "-1"], "seed is -1"),
         (["--speculate", "off"], "unrecognized arguments"),
+        (["--grammar-mask-ms", "9"], "unrecognized arguments"),
         (["--threads", "0"], "--threads is 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

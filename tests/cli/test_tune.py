@@ -64,6 +64,7 @@ def test_costs_are_measured_shown_and_written(
         (["--show", "--short"], "give only one of them"),
         (["--draft", "none"], "nothing to plan"),
         (["--speculate", "chain:1"], "unrecognized arguments"),
+        (["--grammar-mask-ms", "9"], "unrecognized arguments"),
     ],
 )
 def test_contradictions_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
