@@ -115,6 +115,23 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert "://" in target or (path.parent / target).exists(), target
 
 
+def anchors(page: Path) -> set[str]:
+    """What links call the headings of `page`."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_into_pages_lead_to_headings(path: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text()):
+        assert anchor in anchors(path.parent / target if target else path), f"{target}#{anchor}"
+
+
+def test_every_page_is_named_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [path.name for path in DOCUMENTS[1:] if f"(docs/{path.name})" not in readme] == []
+
+
 def rows(heading: str) -> list[list[str]]:
     """Cells of the option tables of one section of the settings page, without code marks."""
     section = SETTINGS.split(f"\n## {heading}\n")[1].split("\n## ")[0]
