@@ -27,6 +27,7 @@ MaskArray = NDArray[numpy.int32]
 
 MAX_WHITESPACE = 64
 MANY_RULES = 300
+MANY_CHARACTERS = 2**18
 MAX_KEPT = 256
 MAX_CHAIN = 32
 MAX_KEPT_BYTES = 2**28
@@ -182,7 +183,9 @@ class GrammarCompiler:
             is_new = future is None
             # Behind all others: what was asked for longest ago stands first, and goes first.
             future = self._kept[guided] = future or Future()
-            self._drop_some()
+            if is_new:
+                # Only then: how much memory a large grammar takes is slow to tell.
+                self._drop_some()
         if is_new:
             try:
                 future.set_result(self._compile(guided))
@@ -198,9 +201,10 @@ class GrammarCompiler:
             raise InvalidParameterError("the model has no end-of-sequence id, so a guided output could not end")
         try:
             text = grammar_text(guided)
-            compiler = self._prepared(text.count("\n") >= MANY_RULES)
-            if guided.grammar is not None:
-                rehearse(text, self._vocabulary, tuple(sorted(self._eos_token_ids)), self._config)
+            has_many_rules = text.count("\n") >= MANY_RULES
+            compiler = self._prepared(has_many_rules)
+            if guided.grammar is not None or len(text) > MANY_CHARACTERS:
+                rehearse(text, self._vocabulary, tuple(sorted(self._eos_token_ids)), self._config, has_many_rules)
             compiled = compiler.compile_grammar(text)
         except RuntimeError as error:
             reason = str(error).splitlines()[0].partition(": ")[2] or str(error)

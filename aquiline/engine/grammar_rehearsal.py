@@ -28,11 +28,18 @@ EXIT_NOT_UNDERSTOOD = 3
 
 
 @lru_cache(maxsize=64)
-def rehearse(text: str, vocabulary: tuple[bytes, ...], eos_token_ids: tuple[int, ...], config: GrammarConfig) -> None:
+def rehearse(
+    text: str,
+    vocabulary: tuple[bytes, ...],
+    eos_token_ids: tuple[int, ...],
+    config: GrammarConfig,
+    is_lazy: bool = False,
+) -> None:
     """Compile a grammar elsewhere, and write some random texts of it; what went well once is not done again.
 
     Args:
         text: EBNF.
+        is_lazy: masks are computed when they are needed.
 
     Raises:
         InvalidParameterError: it is not understood, or takes more than the settings allow.
@@ -41,6 +48,7 @@ def rehearse(text: str, vocabulary: tuple[bytes, ...], eos_token_ids: tuple[int,
         "text": text,
         "vocabulary": [token.decode("latin-1") for token in vocabulary],
         "eos_token_ids": list(eos_token_ids),
+        "is_lazy": is_lazy,
         "max_compile_seconds": config.max_compile_seconds,
         "max_compile_mb": config.max_compile_mb,
     }
@@ -91,7 +99,9 @@ def main() -> int:
     task = json.load(sys.stdin)
     vocabulary = [token.encode("latin-1") for token in task["vocabulary"]]
     info = xgrammar.TokenizerInfo(vocabulary, xgrammar.VocabType.RAW, stop_token_ids=task["eos_token_ids"])
-    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    compiler = xgrammar.GrammarCompiler(
+        info, max_threads=1, cache_enabled=False, enable_dynamic_compilation=task["is_lazy"]
+    )
     _limit(task["max_compile_seconds"], task["max_compile_mb"])
     try:
         compiled = compiler.compile_grammar(task["text"])

@@ -9,7 +9,7 @@ import pytest
 
 from aquiline.config import GrammarConfig
 from aquiline.engine.engine import Engine, EngineModels
-from aquiline.engine.grammar import MAX_KEPT, GrammarCompiler
+from aquiline.engine.grammar import MAX_KEPT, CompiledGrammar, GrammarCompiler
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
 from aquiline.request import FinishReason, SamplingParams
@@ -44,6 +44,18 @@ def test_a_grammar_that_compiles_too_long_is_refused_in_time() -> None:
     with pytest.raises(InvalidParameterError, match="takes more than"):
         compiler(max_compile_seconds=0.2, max_compile_mb=2000).compile(GuidedParams(grammar=f"root ::= {alternatives}"))
     assert time.perf_counter() - started < 60
+
+
+def test_a_choice_that_compiles_too_long_is_refused_and_a_kept_grammar_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [f"{number} " + "x" * 200 for number in range(4000)]
+    with pytest.raises(InvalidParameterError, match="takes more than"):
+        compiler(max_compile_seconds=0.2).compile(GuidedParams(choice=texts))
+    keeper = compiler()
+    kept = keeper.compile(GuidedParams(choice=["a"]))
+    monkeypatch.delattr(CompiledGrammar, "num_bytes")
+    assert keeper.compile(GuidedParams(choice=["a"])) is kept
 
 
 def test_a_request_whose_masks_take_too_long_ends_and_its_neighbours_go_on() -> None:
