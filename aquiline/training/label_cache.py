@@ -121,7 +121,7 @@ class LabelCache:
         self._own_file = folder / f"known-{rank}.bin"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._claim(json.dumps(identity, sort_keys=True))
+            self._claim(json.dumps(identity, sort_keys=True), is_first=rank == 0)
             self._file = os.open(folder / RECORDS, os.O_RDWR | os.O_CREAT, 0o644)
             self._known = self._read_known(len(sizes))
         except OSError as error:
@@ -167,14 +167,15 @@ class LabelCache:
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _claim(self, identity: str) -> None:
+    def _claim(self, identity: str, is_first: bool) -> None:
+        """Compare the folder with this run; the first process marks one that is new, for a file has one writer."""
         path = self._folder / IDENTITY
         if path.exists() and path.read_text(encoding="utf-8") != identity:
             raise InvalidParameterError(
                 f"{self._folder} holds labels of another target, other layers or other data; delete it, or name another"
                 " folder"
             )
-        if not path.exists():
+        if is_first and not path.exists():
             write_atomically(path, identity.encode())
 
     def _read_known(self, num_examples: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

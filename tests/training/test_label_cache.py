@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aquiline.errors import InvalidParameterError
-from aquiline.training.label_cache import RECORDS, LabelCache, LabelShape
+from aquiline.training.label_cache import IDENTITY, RECORDS, LabelCache, LabelShape
 from aquiline.training.labels import TargetLabeller, TargetLabels
 from aquiline.training.packing import ExampleIndex, Pack, make_pack
 from aquiline.training.trainer import LABELS, TrainerCallbacks
@@ -33,8 +33,10 @@ class CountingSource:
         return self._labeller.label(pack)
 
 
-def new_cache(folder: Path, source: CountingSource, max_bytes: int = PLENTY, identity: str = "toy") -> LabelCache:
-    return LabelCache(folder, source, INDEX, SHAPE, {"target": identity}, max_bytes)
+def new_cache(
+    folder: Path, source: CountingSource, max_bytes: int = PLENTY, identity: str = "toy", rank: int = 0
+) -> LabelCache:
+    return LabelCache(folder, source, INDEX, SHAPE, {"target": identity}, max_bytes, rank)
 
 
 def assert_same_labels(found: TargetLabels, expected: TargetLabels) -> None:
@@ -98,6 +100,16 @@ def test_labels_of_something_else_are_refused(tmp_path: Path) -> None:
     new_cache(tmp_path, CountingSource())
     with pytest.raises(InvalidParameterError, match="labels of another target, other layers or other data; delete it"):
         new_cache(tmp_path, CountingSource(), identity="other")
+
+
+def test_only_the_first_process_marks_a_new_folder(tmp_path: Path) -> None:
+    """Two that start together would rename one another's half-written file."""
+    second = new_cache(tmp_path, CountingSource(), rank=1)
+    assert not (tmp_path / IDENTITY).exists()
+    first = new_cache(tmp_path, CountingSource())
+    assert (tmp_path / IDENTITY).exists()
+    first.close()
+    second.close()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
