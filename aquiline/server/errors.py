@@ -40,6 +40,10 @@ class EngineFaultError(AquilineError):
     """The engine failed in a step of this request."""
 
 
+class EngineGivenUpError(AquilineError):
+    """The engine failed in too many steps on end, and no request will be answered any more."""
+
+
 class ContextLengthError(PromptError):
     """A prompt leaves no room for an answer."""
 
@@ -82,6 +86,8 @@ def failure_of(error: AquilineError) -> Failure:
         return Failure(429, message, "server_busy_error", code="server_busy", headers=headers)
     if isinstance(error, ServerStoppingError):
         return Failure(503, message, "server_stopping_error", code="server_stopping", headers={"Retry-After": "1"})
+    if isinstance(error, EngineGivenUpError):
+        return Failure(503, message, "server_error", code="engine_failed")
     if isinstance(error, RequestTimeoutError):
         return Failure(504, message, "timeout_error", code="request_timeout")
     return Failure(500, "the engine failed while it answered this request; ask again", "server_error")

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from aquiline.errors import PromptError
-from aquiline.server.errors import EngineFaultError, Failure, ServerStoppingError
+from aquiline.server.errors import EngineGivenUpError, Failure, ServerStoppingError
 from aquiline.server.protocol.answers import ChatCompletion, Completion
 from aquiline.server.protocol.chat import ChatBody
 from aquiline.server.protocol.common import ErrorBody, ModelCard, ModelList
@@ -117,14 +117,16 @@ def detokenize(body: DetokenizeBody, service: Serving) -> DetokenizeAnswer:
     return DetokenizeAnswer(prompt=service.served.llm.tokenizer.decode(body.tokens, skip_special_tokens=False))
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", responses=REFUSALS)
 async def health(service: Serving) -> Health:
     """Whether the engine works."""
     if service.client.has_failed:
-        raise EngineFaultError("the engine has failed")
+        raise EngineGivenUpError("the engine has failed; start the server again")
     return Health(status="ok")
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses=REFUSALS)
 async def ready(service: Serving) -> Health:
     """Whether requests are taken."""

@@ -124,6 +124,7 @@ def test_a_failing_step_ends_its_requests_and_no_others(engine: ScriptedEngine, 
         assert "error" in events_of(ask(server, stream=True))[-1]
         assert ask(server, max_tokens=2).status_code == 200
         assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.head(f"{server.url}/ready").status_code == 200
 
 
 def test_an_engine_that_keeps_failing_is_given_up(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
@@ -134,7 +135,9 @@ def test_an_engine_that_keeps_failing_is_given_up(engine: ScriptedEngine, tokeni
             engine.failure = RuntimeError("broken")
             assert ask(server).status_code == 500
         assert given_up.wait(SECONDS)
-        assert httpx.get(f"{server.url}/health").status_code == 500
+        health = httpx.get(f"{server.url}/health")
+        assert health.status_code == 503 and health.json()["error"]["code"] == "engine_failed"
+        assert httpx.head(f"{server.url}/health").status_code == 503
         assert httpx.get(f"{server.url}/ready").status_code == 503
         assert ask(server).status_code == 500
 
