@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aquiline.engine.plan import StepLoad
@@ -44,3 +45,8 @@ class Forecast:
     seconds: float
     wait: float
     score: float
+
+
+def nodes_of(candidate: Candidate, skills: Sequence[tuple[int, int]]) -> int:
+    """Nodes of all requests together; `skills` as in `Situation`."""
+    return sum(candidate.num_draft_tokens[skill] * count for skill, count in skills)

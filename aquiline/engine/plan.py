@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from aquiline.engine.cost_model import StepSeconds, StepSize
-from aquiline.engine.schedule import ScheduledRequest
 from aquiline.request import Request
 from aquiline.speculation import NO_TREE, TreeShape
 
@@ -51,12 +50,9 @@ class StepPlan:
     num_new_draft_rows: Mapping[str, int] | None = None
     gives_up: Sequence[Request] = ()
 
-    def with_draft_rows(self, scheduled: ScheduledRequest) -> ScheduledRequest:
-        """The request with the draft rows that are its due: all where it grows a tree, or what it catches up with."""
-        if self.num_new_draft_rows is None or scheduled.grown_depth > 0:
-            return scheduled
-        rows = self.num_new_draft_rows.get(scheduled.request.request_id, 0)
-        return replace(scheduled, num_new_draft_rows=rows)
+    def draft_rows_of(self, request: Request) -> int | None:
+        """Draft rows that are due to a request without a tree of the draft; None: all."""
+        return None if self.num_new_draft_rows is None else self.num_new_draft_rows.get(request.request_id, 0)
 
 
 @dataclass(frozen=True, slots=True)

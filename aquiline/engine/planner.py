@@ -9,14 +9,14 @@ as its own acceptance justifies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aquiline.config import Objective
 from aquiline.engine.acceptance import SKILLS, USUAL_SKILL, AcceptanceEstimator, AcceptancePrior
 from aquiline.engine.cost_model import StepCosts
 from aquiline.engine.draft_debt import DebtPolicy, num_pending
-from aquiline.engine.forecast import Forecast, Situation
+from aquiline.engine.forecast import Forecast, Situation, nodes_of
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport
 from aquiline.engine.tree_families import Candidate, TreeBounds, TreeFamily, candidates_of, grow_families
 from aquiline.request import Request
@@ -90,6 +90,7 @@ class AutoPlanner:
         self._step_seconds: dict[tuple[int, int, int], dict[tuple[int, int], float]] = {}
         self._level_seconds: dict[tuple[int, int], float] = {}
         self._decisions: dict[object, Forecast] = {}
+        self._detours: dict[object, Forecast] = {}
         self._known_version = costs.version
         self.is_hopeless = False
         self._refresh()
@@ -133,8 +134,9 @@ class AutoPlanner:
         costs = self.costs
         counts = [(skill, skills.count(skill)) for skill in sorted(set(skills))]
         other = costs.verify_seconds(load.num_other_rows, 0, 0) if load.num_other_rows else 0.0
-        behind = self._debt.num_behind(load)
-        entry = costs.draft_seconds(behind, ()) / PAYBACK_STEPS if behind and self._current is PLAIN else 0.0
+        behind = self._debt.num_behind(load) if self._current is PLAIN else 0
+        # To the next power of two, so that situations stay the same for a while.
+        entry = costs.draft_seconds(1 << (behind - 1).bit_length(), ()) / PAYBACK_STEPS if behind else 0.0
         if costs.version != self._known_version or len(self._step_seconds) > MOST_KNOWN_LOADS:
             self._known_version = costs.version
             self._forget_seconds()
@@ -144,8 +146,9 @@ class AutoPlanner:
     def _choose(self, situation: Situation) -> Forecast:
         """The best candidate; asked again in the same situation, the same as before."""
         limit = min(situation.load.max_draft_tokens, MOST_COUNTED_ROWS)
-        key = (situation.key, len(situation.load.growing), tuple(situation.skills), limit, self._current.key)
-        chosen = None if situation.entry_seconds else self._decisions.get(key)
+        same = (situation.key, situation.entry_seconds, limit, self._current.key)
+        key = (*same, len(situation.load.growing), *situation.skills)
+        chosen = self._decisions.get(key)
         if chosen is None:
             chosen = self._decisions[key] = self._best(situation, limit)
         self._current = chosen.candidate
@@ -159,7 +162,7 @@ class AutoPlanner:
             score = self._score(candidate, situation)
             if score <= best_score and candidate.key != self._current.key:
                 continue
-            if _num_nodes(candidate, situation.skills) > limit:
+            if nodes_of(candidate, situation.skills) > limit:
                 continue
             if candidate.key == self._current.key:
                 current, current_score = candidate, score
@@ -195,7 +198,7 @@ class AutoPlanner:
     def _forecast(self, candidate: Candidate, situation: Situation) -> Forecast:
         load, sizes, gains = situation.load, candidate.num_draft_tokens, candidate.expected
         num_idle = load.num_roots - len(load.growing)
-        nodes = _num_nodes(candidate, situation.skills)
+        nodes = nodes_of(candidate, situation.skills)
         score = self._score(candidate, situation)
         expected = num_idle + sum(count * gains[skill] for skill, count in situation.skills)
         per_token = num_idle + sum(count / gains[skill] for skill, count in situation.skills)
@@ -221,6 +224,7 @@ class AutoPlanner:
         self._step_seconds.clear()
         self._level_seconds.clear()
         self._decisions.clear()
+        self._detours.clear()
 
     def _spare_seconds(self, load: StepLoad) -> float:
         return self.costs.verify_seconds(load.num_roots + load.num_other_rows, load.context, load.context)
@@ -246,17 +250,21 @@ class AutoPlanner:
     def _detour(self, situation: Situation, best: Forecast) -> Candidate | None:
         """Now and then a plain step or a larger tree: what is never run would be judged by old times for ever."""
         self._probe_credit += PROBE_SHARE * best.seconds
-        detour = PLAIN
-        if self._num_probes % 2:
-            larger = (c for c in self._candidates if _num_nodes(c, situation.skills) > 1.5 * best.num_draft_tokens)
-            detour = min(larger, key=lambda c: _num_nodes(c, situation.skills), default=PLAIN)
-        forecast = self._forecast(detour, situation)
+        is_larger = self._num_probes % 2 == 1
+        key = (situation.key, is_larger, best.candidate.key, *situation.skills)
+        forecast = self._detours.get(key)
+        if forecast is None:
+            detour = PLAIN
+            if is_larger:
+                larger = (c for c in self._candidates if nodes_of(c, situation.skills) > 1.5 * best.num_draft_tokens)
+                detour = min(larger, key=lambda c: nodes_of(c, situation.skills), default=PLAIN)
+            forecast = self._detours[key] = self._forecast(detour, situation)
         lost = forecast.seconds - forecast.expected * best.seconds / best.expected
         if self._probe_credit < lost or forecast.num_draft_tokens > situation.load.max_draft_tokens:
             return None
         self._probe_credit = 0.0
         self._num_probes += 1
-        return detour
+        return forecast.candidate
 
     def _probe_size(self, load: StepLoad, plain_seconds: float) -> int:
         """As large as it may be without standing out among plain steps; 1 in any case, if there are rows."""
@@ -339,7 +347,3 @@ class AutoPlanner:
             size, gain = candidate.num_draft_tokens[USUAL_SKILL], candidate.expected[USUAL_SKILL]
             best = max(best, gain * plain / self._seconds_of(candidate, size, 1, gain, load))
         self.is_hopeless = best < 1.0
-
-
-def _num_nodes(candidate: Candidate, skills: Sequence[tuple[int, int]]) -> int:
-    return sum(candidate.num_draft_tokens[skill] * count for skill, count in skills)

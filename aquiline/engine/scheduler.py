@@ -167,7 +167,7 @@ class Scheduler:
         if not preempted:
             self._admit_waiting(num_prefill_rows)
         chunks = self._cut_chunks(num_roots, num_prefill_rows)
-        trees = self._reserve_trees(self._fit_trees(plan, known, chunks))
+        trees = self._reserve_trees(plan, self._fit_trees(plan, known, chunks))
         return self._batch(chunks, trees, plan, preempted)
 
     def _reserve_roots(self) -> list[Request]:
@@ -265,7 +265,7 @@ class Scheduler:
         tree = known.get(request.request_id)
         return self._limits.most_grown_depth(request) > 0 and (tree is None or not self._lookup.suffices(tree))
 
-    def _reserve_trees(self, trees: FittedTrees) -> dict[str, ScheduledRequest]:
+    def _reserve_trees(self, plan: StepPlan, trees: FittedTrees) -> dict[str, ScheduledRequest]:
         """The requests with a tree, with blocks reserved for it."""
         scheduled: dict[str, ScheduledRequest] = {}
         for request in sorted(self._running, key=_urgency):
@@ -279,8 +279,9 @@ class Scheduler:
             if depth > 0:
                 reserved = self._cache.grow(request, request.num_tokens + depth)
                 assert reserved, f"{request.request_id} has no block for a tree that was cut to fit"
+                new_rows = None if share.depth else plan.draft_rows_of(request)
                 scheduled[request.request_id] = ScheduledRequest(
-                    request, 1, True, depth, share.depth, known, share.num_draft_tokens
+                    request, 1, True, depth, share.depth, known, share.num_draft_tokens, new_rows
                 )
         return scheduled
 
@@ -288,17 +289,18 @@ class Scheduler:
         self, chunks: dict[str, int], trees: dict[str, ScheduledRequest], plan: StepPlan, preempted: list[Request]
     ) -> ScheduledBatch:
         roots = [
-            trees.get(request.request_id, ScheduledRequest(request, 1, draws_token=True, max_draft_depth=0))
+            trees.get(request.request_id)
+            or ScheduledRequest(request, 1, True, 0, num_new_draft_rows=plan.draft_rows_of(request))
             for request in self._running
             if request.decodes
         ]
         prefills = [
-            ScheduledRequest(request, num_rows, num_rows == request.num_uncomputed_tokens, max_draft_depth=0)
+            ScheduledRequest(
+                request, rows, rows == request.num_uncomputed_tokens, 0, num_new_draft_rows=plan.draft_rows_of(request)
+            )
             for request in self._running
-            if (num_rows := chunks.get(request.request_id, 0))
+            if (rows := chunks.get(request.request_id, 0))
         ]
-        if plan.num_new_draft_rows is not None:
-            roots, prefills = [[plan.with_draft_rows(s) for s in part] for part in (roots, prefills)]
         most = max((scheduled.num_held(plan.shape) for scheduled in roots), default=0)
         shape = plan.shape.truncated(most) if most else NO_TREE
         return ScheduledBatch((*roots, *prefills), shape, tuple(preempted))
