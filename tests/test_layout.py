@@ -50,7 +50,7 @@ PUBLIC_NAMES = {
 # A module may import its own layer and the layers named beside it. Everything may import the records.
 RECORDS = {"errors", "config", "guided", "request", "speculation", "speculation_figures"}
 LAYERS = {
-    "files": {"gguf_file"},
+    "files": {"gguf_file", "atomic_file"},
     "machine": {"cores"},
     "text": {"tokenizer", "hf_tokenizer", "gguf_tokenizer", "tokenizer_parts", "chat_template", "token_bytes"},
     "store": {"model_store", "shipped_drafts"},
@@ -68,15 +68,15 @@ BELOW: dict[str, set[str]] = {
     "files": {"records"},
     "machine": {"records"},
     "text": {"records", "files"},
-    "store": {"records"},
+    "store": {"records", "files"},
     "kernels": {"records"},
     "models": {"records", "files", "kernels"},
     "engine": {"records", "text", "kernels", "models"},
     "llm": {"records", "machine", "text", "store", "kernels", "models", "engine"},
-    "training": {"records", "machine", "text", "store", "kernels", "models", "engine", "llm"},
+    "training": {"records", "files", "machine", "text", "store", "kernels", "models", "engine", "llm"},
     "benchmark": {"records", "text", "store", "kernels", "models", "engine", "llm"},
     "server": {"records", "text", "llm"},
-    "cli": {"records", "text", "store", "engine", "llm", "training", "benchmark", "server"},
+    "cli": {"records", "files", "text", "store", "engine", "llm", "training", "benchmark", "server"},
 }
 NO_TORCH = {
     "scheduler",

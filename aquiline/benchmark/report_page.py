@@ -70,10 +70,6 @@ def page_of(results: Sequence[Result], pictures: Sequence[Mapping[str, str]]) ->
     return Environment(autoescape=True).from_string(_TEMPLATE).render(sections=sections)
 
 
-def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    return [variant_of(row), *(_shown(row.get(name)) for name in columns)]
-
-
 def _shown(value: Any) -> str:
     if value is None:
         return "-"

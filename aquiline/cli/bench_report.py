@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from aquiline.atomic_file import write_atomically
 from aquiline.benchmark.report_results import read_result
 from aquiline.cli.output import write
 from aquiline.errors import InvalidParameterError, UserError
-from aquiline.training.atomic_file import write_atomically
 
 DESCRIPTION = """Draw results of `bench offline --json` and `bench latency --json` as one page of HTML that needs no
 other file."""

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from aquiline.atomic_file import write_atomically
 from aquiline.config import SpeculateTable
 from aquiline.errors import InvalidParameterError, UserError
 from aquiline.speculation import parse_speculation
-from aquiline.training.atomic_file import write_atomically
 
 FIELDS = {"max_requests", "speculate"}
 FORM = '[{"max_requests": 2, "speculate": "chain:2"}, {"max_requests": 8, "speculate": "chain:1"}]'

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aquiline.atomic_file import write_atomically
 from aquiline.engine.chrome_trace import chrome_trace
 from aquiline.errors import InvalidParameterError, UserError
-from aquiline.training.atomic_file import write_atomically
 
 if TYPE_CHECKING:
     from aquiline.engine.step_trace import StepRecorder

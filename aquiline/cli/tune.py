@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.progress import Progress
 from rich.table import Table
 
+from aquiline.atomic_file import write_atomically
 from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
 from aquiline.cli.output import draw, write
@@ -20,7 +21,6 @@ from aquiline.cli.parser import add_options
 from aquiline.cli.speculate_table import write_table
 from aquiline.config import GrammarConfig
 from aquiline.errors import InvalidParameterError, UserError
-from aquiline.training.atomic_file import write_atomically
 
 if TYPE_CHECKING:
     from aquiline.benchmark.chosen_shapes import ChosenShape

@@ -49,11 +49,6 @@ class HostTree:
         """How likely any child of the root is accepted."""
         return sum(survival for survival, parent in zip(self.survivals, self.parents, strict=True) if parent == 0)
 
-    @property
-    def expected_tokens(self) -> float:
-        """How many of the nodes will be accepted, on average."""
-        return sum(self.survivals)
-
     def within(self, max_draft_tokens: int, max_depth: int) -> HostTree:
         """The first nodes that do not lie deeper; itself when all of it fits."""
         if self.num_draft_tokens <= max_draft_tokens and self.depth <= max_depth:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort_left, insort_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from aquiline.config import SchedulerConfig, SpeculativeConfig
 from aquiline.engine.cache import BlockCache
@@ -159,10 +159,11 @@ class Scheduler:
         preempted = self._reserve_roots()
         num_roots = sum(request.decodes for request in self._running)
         known = self._look_up(num_roots)
-        plan = self._planner.plan(self._load(num_roots, known))
+        load = self._load(num_roots, known)
+        plan = self._planner.plan(load)
         for request in plan.gives_up:
             request.speculate = False
-        num_tree_rows = sum(self._held(plan, known).values()) + num_nodes(known)
+        num_tree_rows = sum(self._held(plan, load.growing).values()) + num_nodes(known)
         num_prefill_rows = self._most_prefill_rows(num_roots, num_tree_rows)
         if not preempted:
             self._admit_waiting(num_prefill_rows)
@@ -208,18 +209,18 @@ class Scheduler:
         least_prefill = min(num_pending, max(1, self._max_batched_tokens // PREFILL_SHARE))
         return StepLoad(
             num_roots=num_roots,
-            growing=[request for request in self._running if self._grows(request, known)],
+            growing=self._growing(known),
             speculating=[request for request in self._running if request.speculate],
             context=sum(request.num_computed_tokens for request in self._running if request.decodes),
             num_other_rows=min(num_pending, max(0, left)) + num_nodes(known),
             max_draft_tokens=max(0, left - least_prefill),
         )
 
-    def _held(self, plan: StepPlan, known: Mapping[str, HostTree]) -> dict[str, int]:
+    def _held(self, plan: StepPlan, growing: Sequence[Request]) -> dict[str, int]:
         """Nodes that the draft model should grow for each request, if there are rows and blocks enough."""
-        growing = [request.request_id for request in self._running if self._grows(request, known)]
         wanted, whole = plan.num_draft_tokens, plan.shape.num_draft_tokens
-        held = {name: whole if wanted is None else wanted.get(name, 0) for name in growing}
+        names = [request.request_id for request in growing]
+        held = {name: whole if wanted is None else wanted.get(name, 0) for name in names}
         return {request_id: size for request_id, size in held.items() if size}
 
     def _most_prefill_rows(self, num_roots: int, num_tree_rows: int) -> int:
@@ -257,12 +258,14 @@ class Scheduler:
         num_left = self._max_batched_tokens - num_roots - sum(chunks.values())
         known = known_within(known, num_left)
         # Asked again, since a request that was just admitted may decode at once.
-        held = fitted(plan.shape, self._held(plan, known), num_left - num_nodes(known))
+        held = fitted(plan.shape, self._held(plan, self._growing(known)), num_left - num_nodes(known))
         return FittedTrees(plan.shape, held, known)
 
-    def _grows(self, request: Request, known: Mapping[str, HostTree]) -> bool:
-        """Whether the draft model is asked for a tree."""
-        tree = known.get(request.request_id)
+    def _growing(self, known: Mapping[str, HostTree]) -> list[Request]:
+        """Running requests for which the draft model is asked for a tree."""
+        return [request for request in self._running if self._grows(request, known.get(request.request_id))]
+
+    def _grows(self, request: Request, tree: HostTree | None) -> bool:
         return self._limits.most_grown_depth(request) > 0 and (tree is None or not self._lookup.suffices(tree))
 
     def _reserve_trees(self, plan: StepPlan, trees: FittedTrees) -> dict[str, ScheduledRequest]:

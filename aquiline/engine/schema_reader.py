@@ -164,11 +164,6 @@ class _Reader:
             refuse(f"{path}/oneOf", "several of its schemas may fit one value; use anyOf, or a const that differs")
         return {"anyOf": read}
 
-    def _with_type(self, branch: object, name: object, path: str) -> Schema:
-        if not isinstance(branch, Mapping) or "$ref" in branch or branch.get("type", name) != name:
-            refuse(path, "it stands beside alternatives; write it into each of them")
-        return {**branch, "type": name}
-
     def _types(self, value: object, path: str) -> list[str]:
         names = value if isinstance(value, list) else [value]
         if not names or any(not isinstance(name, str) or name not in TYPES for name in names):

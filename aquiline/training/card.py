@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from aquiline.atomic_file import write_atomically
 from aquiline.models.draft_metadata import AcceptanceFigures, DraftMetadata, read_draft_metadata
 from aquiline.models.draft_writer import write_draft
 from aquiline.models.loading import load_draft
 from aquiline.models.model_config import EagleConfig, LlamaConfig
-from aquiline.training.atomic_file import write_atomically
 from aquiline.training.export import layout_for
 from aquiline.training.history import Record
 

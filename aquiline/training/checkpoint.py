@@ -24,8 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from aquiline.atomic_file import sync, write_atomically
 from aquiline.errors import InvalidParameterError, ModelFormatError
-from aquiline.training.atomic_file import write_atomically
 
 STATE = "state.safetensors"
 PROGRESS = "progress.json"
@@ -135,11 +135,11 @@ class CheckpointFolder:
             content = {"progress": asdict(progress), "identity": self._identity, "provenance": dict(provenance)}
             (partial / PROGRESS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
             for path in [*partial.rglob("*"), partial]:
-                _sync(path)
+                sync(path)
             if final.exists():
                 shutil.rmtree(final)
             os.rename(partial, final)
-            _sync(self._folder)
+            sync(self._folder)
         except (OSError, SafetensorError) as error:
             raise InvalidParameterError(
                 f"the checkpoint cannot be written to {self._folder}: {error}; make room or name another folder"
@@ -213,13 +213,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path, reason: object) -> ModelFormatError:
     return ModelFormatError(f"{path} is damaged ({reason}); delete it to go on from the checkpoint before it")
-
-
-def _sync(path: Path) -> None:
-    """Bring a file or folder to the disk, where the system can."""
-    if os.name == "posix":
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aquiline.atomic_file import write_atomically
 from aquiline.errors import TrainingDataError
-from aquiline.training.atomic_file import write_atomically
 from aquiline.training.examples import (
     TRAINING_FOLDER,
     TrainingExample,

@@ -25,8 +25,8 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from aquiline.atomic_file import write_atomically
 from aquiline.errors import TrainingDataError
-from aquiline.training.atomic_file import write_atomically
 
 TRAINING_FOLDER = "train"
 SHARD_SUFFIX = ".safetensors"

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from aquiline.atomic_file import write_atomically
 from aquiline.errors import TrainingDataError
-from aquiline.training.atomic_file import write_atomically
 from aquiline.training.trainer import StepRecord
 
 Record = dict[str, Any]

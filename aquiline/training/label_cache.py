@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aquiline.atomic_file import write_atomically
 from aquiline.errors import InvalidParameterError
-from aquiline.training.atomic_file import write_atomically
 from aquiline.training.labels import TargetLabels
 from aquiline.training.packing import ExampleIndex, Pack
 

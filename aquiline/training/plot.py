@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aquiline.atomic_file import write_atomically
 from aquiline.errors import UnsupportedFeatureError
-from aquiline.training.atomic_file import write_atomically
 from aquiline.training.history import Record
 
 if TYPE_CHECKING:

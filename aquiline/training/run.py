@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 
+from aquiline.atomic_file import write_atomically
 from aquiline.engine.sizing import DTYPES
 from aquiline.errors import InvalidParameterError
 from aquiline.models.llama import LlamaModel
 from aquiline.speculation import chain
-from aquiline.training.atomic_file import write_atomically
 from aquiline.training.card import write_head
 from aquiline.training.checkpoint import DRAFT, FOLDER
 from aquiline.training.costs import StepCosts

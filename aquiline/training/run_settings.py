@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from aquiline.atomic_file import write_atomically
 from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.speculation import parse_speculation
-from aquiline.training.atomic_file import write_atomically
 from aquiline.training.data_settings import DataSettings
 from aquiline.training.evaluation_prompts import EvaluationPrompt
 from aquiline.training.evaluation_settings import EvaluationSettings

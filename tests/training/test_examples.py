@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aquiline.atomic_file import write_atomically
 from aquiline.errors import TrainingDataError
-from aquiline.training.atomic_file import write_atomically
 from aquiline.training.examples import ExampleStore, TrainingExample, shard_path, write_shard
 
 

@@ -24,13 +24,13 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` survive a power cut, where the system can."""
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk, so that a power cut loses nothing; where the system can."""
     if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
