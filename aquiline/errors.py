@@ -10,6 +10,7 @@
     │   ├── DraftMismatchError       the draft model does not fit its target
     │   ├── TrainingDataError        training data that cannot be used
     │   ├── TrainingDivergedError    a training run whose loss went astray
+    │   ├── EndpointError            a server that is to be measured cannot be reached, or refuses
     │   └── UnsupportedFeatureError  understood, but not offered here
     └── InternalError                a fault of Aquiline itself
         └── ConsistencyError         two states that must agree do not
@@ -62,6 +63,10 @@ class TrainingDataError(UserError):
 
 class TrainingDivergedError(UserError):
     """A training run was stopped because its loss is no finite number or has risen too far."""
+
+
+class EndpointError(UserError):
+    """A server that is to be measured cannot be reached, or refuses what it is asked."""
 
 
 class UnsupportedFeatureError(UserError):

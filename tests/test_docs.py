@@ -181,6 +181,7 @@ def test_defaults_of_the_command_line_are_documented(heading: str) -> None:
     [
         ("Speed of whole answers", "offline"),
         ("What one user waits for", "latency"),
+        ("A server under load", "serving"),
         ("Kernels", "kernels"),
         ("Beside other engines", "peers"),
         ("Accuracy", "accuracy"),

@@ -22,6 +22,7 @@ PUBLIC_NAMES = {
     "ConsistencyError",
     "DownloadError",
     "DraftMismatchError",
+    "EndpointError",
     "EngineConfig",
     "FinishReason",
     "GrammarConfig",

@@ -12,7 +12,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from aquiline.cli import bench_accuracy, bench_kernels, bench_latency, bench_offline, bench_peers, bench_report
+from aquiline.cli import (
+    bench_accuracy,
+    bench_kernels,
+    bench_latency,
+    bench_offline,
+    bench_peers,
+    bench_report,
+    bench_serving,
+)
 from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
 from aquiline.cli.options import (
     ENGINE_OPTIONS,
@@ -57,6 +65,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     acceptance.set_defaults(run=run_acceptance)
     bench_offline.add_command(kinds)
     bench_latency.add_command(kinds)
+    bench_serving.add_command(kinds)
     bench_kernels.add_command(kinds)
     bench_peers.add_command(kinds)
     bench_accuracy.add_command(kinds)

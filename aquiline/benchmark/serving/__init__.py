@@ -1,0 +1,1 @@
+"""A client that measures servers of the OpenAI API under load."""
