@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
+from aquiline.speculation import SpeculationMode, TreeShape, parse_speculation
 from aquiline.speculation_figures import SpeculationFigures
 
 MAX_SEED = 2**63 - 1
@@ -62,6 +63,8 @@ class SamplingParams:
         logprobs: for each output token report its log-probability and those of this many most likely tokens.
         prompt_logprobs: the same for the tokens of the prompt.
         guided: what the text must match; None leaves it free.
+        speculation: how to speculate for this request, which changes no token: `auto` as the engine does, `off` not at
+            all, or the shape of its own tree in every step, as `--speculate` takes it.
 
     Raises:
         InvalidParameterError: a value outside its range, of the wrong type, or not a number.
@@ -89,6 +92,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     guided: GuidedParams | None = None
+    speculation: str = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -110,6 +114,7 @@ class SamplingParams:
             raise InvalidParameterError(f"guided is {self.guided!r}; it must be GuidedParams")
         if self.guided is not None and self.ignore_eos:
             raise InvalidParameterError("ignore_eos goes on behind the end that guided demands; give only one of them")
+        parse_speculation(self.speculation, "speculation")
 
     def _check_numbers(self) -> None:
         _check_float("temperature", self.temperature, 0.0, math.inf)
@@ -144,6 +149,11 @@ class SamplingParams:
                 _check_int("a token id of logit_bias", token_id, 0, None)
                 _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+
+    @property
+    def speculation_mode(self) -> SpeculationMode:
+        """`speculation`, parsed."""
+        return parse_speculation(self.speculation, "speculation")
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise InvalidParameterError when a token id named here is not below `vocab_size`."""
@@ -232,6 +242,7 @@ class Request:
         step_seconds: wall time of the steps this request took part in.
         speculate: the draft model follows this request.
         looks_up: draft tokens may be looked up for it.
+        own_shape: of its tree in every step; None: of the step's.
     """
 
     request_id: str
@@ -244,6 +255,7 @@ class Request:
     arrival: int = 0
     speculate: bool = True
     looks_up: bool = True
+    own_shape: TreeShape | None = None
     token_ids: list[int] = field(default_factory=list)
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None

@@ -199,24 +199,27 @@ def spelt(shape: StaticTree) -> str:
     return "paths:" + ",".join(map(_spell, sorted(paths[1:], key=lambda path: (len(path), path))))
 
 
-def parse_speculation(text: str) -> SpeculationMode:
+def parse_speculation(text: str, name: str = "--speculate") -> SpeculationMode:
     """Parse a `--speculate` value.
+
+    Args:
+        name: what errors call it.
 
     Raises:
         InvalidParameterError: not one of the forms, or too large.
     """
     if not isinstance(text, str):
-        raise InvalidParameterError(f"--speculate is {text!r}; it must be {FORMS}")
+        raise InvalidParameterError(f"{name} is {text!r}; it must be {FORMS}")
     if text in ("off", "auto"):
         return SpeculationMode(text)
     kind, _, rest = text.partition(":")
     parsers = {"chain": _parse_chain, "tree": _parse_tree, "paths": _parse_paths, "dynamic": _parse_dynamic}
     if kind not in parsers or not rest:
-        raise InvalidParameterError(f"--speculate is {text!r}; it must be {FORMS}")
+        raise InvalidParameterError(f"{name} is {text!r}; it must be {FORMS}")
     try:
         shape = parsers[kind](rest)
     except InvalidParameterError as error:
-        raise InvalidParameterError(f"--speculate is {text!r}: {error}") from None
+        raise InvalidParameterError(f"{name} is {text!r}: {error}") from None
     return SpeculationMode(text, shape)
 
 

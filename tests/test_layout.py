@@ -94,6 +94,7 @@ NO_TORCH = {
     "trace",
 }
 NO_TORCH |= {"request_limits", "host_tree", "suffix_automaton", "lookup_policy", "step_trace", "chrome_trace"}
+NO_TORCH |= {"own_shapes"}
 OPTIONAL_DEPENDENCIES = {"xgrammar", "triton", "vllm", "matplotlib"}
 IMPORTED_AS = {"pyyaml": "yaml"}
 # Where a program or a thread would end: there everything is caught, and reported.

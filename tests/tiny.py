@@ -29,7 +29,7 @@ from aquiline.models.llama import LlamaModel
 from aquiline.models.loading import expected_draft_tensors, expected_target_tensors
 from aquiline.models.model_config import EagleConfig, LlamaConfig, RopeConfig
 from aquiline.request import Request, RequestOutput, SamplingParams
-from aquiline.speculation import TreeShape, parse_speculation
+from aquiline.speculation import parse_speculation
 from aquiline.token_bytes import IncrementalDecoder
 
 VOCAB = 61
@@ -224,8 +224,8 @@ class ScriptedDrafter(Drafter):
 
     _choose: TokenChooser
 
-    def propose(self, step: StepLayout, shape: TreeShape, sampling: SamplingInputs) -> DraftTree | None:
-        tree = super().propose(step, shape, sampling)
+    def propose(self, step: StepLayout, sampling: SamplingInputs) -> DraftTree | None:
+        tree = super().propose(step, sampling)
         if tree is None:
             return None
         tokens = tree.tokens.clone()

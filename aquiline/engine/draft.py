@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from aquiline.engine.draft_inputs import DraftInputBuilder
 from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.guidance import Guidance
@@ -10,11 +12,13 @@ from aquiline.engine.kv_pool import KVPool
 from aquiline.engine.native_grower import NativeGrower
 from aquiline.engine.sample import Sampler
 from aquiline.engine.sampling_inputs import SamplingInputs
-from aquiline.engine.tree import DraftTree
+from aquiline.engine.schedule import ScheduledRequest, TreeGroup
+from aquiline.engine.tree import DraftTree, joined_trees
 from aquiline.engine.tree_grower import DraftWork, ReferenceGrower, TreeGrower
 from aquiline.models.interfaces import DraftModel
 from aquiline.models.native_eagle import NativeEagle
-from aquiline.speculation import TreeShape
+from aquiline.request import Request
+from aquiline.speculation import NO_TREE
 
 
 def grower_for(
@@ -36,13 +40,17 @@ class Drafter:
 
     Args:
         guidance: what grammars allow: children are chosen among that.
+        gather: makes the sampling inputs of some requests of a step.
     """
 
-    def __init__(self, grower: TreeGrower, guidance: Guidance) -> None:
+    def __init__(
+        self, grower: TreeGrower, guidance: Guidance, gather: Callable[[Sequence[Request]], SamplingInputs]
+    ) -> None:
         self._grower = grower
         self._guidance = guidance
+        self._gather = gather
 
-    def propose(self, step: StepLayout, shape: TreeShape, sampling: SamplingInputs) -> DraftTree | None:
+    def propose(self, step: StepLayout, sampling: SamplingInputs) -> DraftTree | None:
         """Extend the draft cache by the rows that are due, then grow the trees.
 
         Args:
@@ -55,9 +63,18 @@ class Drafter:
         behind = [s for s in step.ordered if s.num_due_draft_rows]
         if not behind:
             return None
-        is_guided = any(self._guidance.is_guided(s.request) for s in step.growing_requests)
-        guidance = self._guidance if is_guided else None
-        tree = self._grower.run(DraftWork(behind, len(step.growing_requests), shape, sampling, guidance))
+        first = step.groups[0] if step.groups else TreeGroup(NO_TREE, ())
+        idle = [scheduled for scheduled in behind if scheduled.grown_depth == 0]
+        trees = [self._grow(first, idle, sampling)]
+        for group in step.groups[1:]:
+            trees.append(self._grow(group, [], self._gather([scheduled.request for scheduled in group.requests])))
         for scheduled in behind:
             scheduled.request.num_draft_rows += scheduled.num_due_draft_rows
-        return tree
+        return joined_trees([tree for tree in trees if tree is not None])
+
+    def _grow(self, group: TreeGroup, idle: Sequence[ScheduledRequest], sampling: SamplingInputs) -> DraftTree | None:
+        """Trees of one shape; `idle` requests only write the draft rows that are due to them."""
+        is_guided = any(self._guidance.is_guided(scheduled.request) for scheduled in group.requests)
+        guidance = self._guidance if is_guided else None
+        behind = [*group.requests, *idle]
+        return self._grower.run(DraftWork(behind, len(group.requests), group.shape, sampling, guidance))

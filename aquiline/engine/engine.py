@@ -25,6 +25,7 @@ from aquiline.engine.inputs import InputBuilder, StepLayout
 from aquiline.engine.kv_pool import KVPool, MemoryKind
 from aquiline.engine.lookup_policy import LookupPolicy
 from aquiline.engine.outputs import Sample, SampleGroup
+from aquiline.engine.own_shapes import OwnShapes
 from aquiline.engine.plan import StepPlanner
 from aquiline.engine.planner_choice import bounds_of, planner_for
 from aquiline.engine.prompt_logprobs import record_prompt_logprobs
@@ -95,7 +96,9 @@ class Engine:
         if models.new_vocabulary is not None:
             self.grammars = GrammarCompiler(models.new_vocabulary, vocab_size, models.eos_token_ids, limits_of_guides)
         self.guidance = Guidance(self.grammars, vocab_size, target.device, limits_of_guides.max_mask_ms)
-        bounds = bounds_of(config.speculative, draft_config.draft_vocab_size if draft_config is not None else 0)
+        draft_vocab_size = draft_config.draft_vocab_size if draft_config is not None else None
+        bounds = bounds_of(config.speculative, draft_vocab_size or 0)
+        self._own_shapes = OwnShapes(config.speculative, bounds, draft_vocab_size)
         self.planner = planner or planner_for(config.speculative, bounds, has_draft=speculates)
         guides = self.guidance if self.grammars else None
         lookup = LookupPolicy(config.speculative, draft is not None, self.planner, guides)
@@ -116,13 +119,13 @@ class Engine:
         self._runner = runner_for(target, self.pool, self._builder)
         self._verifier = Verifier(self._runner, self._builder)
         self._merger = TreeMerger(device, isinstance(self._runner, NativeRunner))
+        sampling = SamplingState(layout.max_num_seqs, target.config.vocab_size, device)
         self.features: FeatureStore | None = None
         self._drafter: Drafter | None = None
         if self._draft is not None:
             self.features = FeatureStore(layout.num_blocks, layout.block_size, self._draft.config.feature_size, memory)
             grower = grower_for(self._draft, self.pool, self.features, self._sampler, self._builder)
-            self._drafter = Drafter(grower, self.guidance)
-        sampling = SamplingState(layout.max_num_seqs, target.config.vocab_size, device)
+            self._drafter = Drafter(grower, self.guidance, sampling.gather)
         self._device = DeviceState(self.pool, self.features, sampling, self.guidance)
         self._checker = ConsistencyChecker(target, self._draft, CheckedState(self.pool, self.features, sampling))
         self._committer = Committer(self.scheduler.max_request_tokens)
@@ -146,13 +149,11 @@ class Engine:
         *,
         prompt: str | None = None,
         priority: int = 0,
-        speculate: bool = True,
     ) -> SampleGroup:
         """Queue a prompt; its outputs come from later steps.
 
         Args:
             priority: lower runs first.
-            speculate: False decodes this request plainly, whatever the engine does for others.
 
         Returns:
             Its samples, whose `output()` tells at any time, and also after an abort, what has been committed.
@@ -160,7 +161,7 @@ class Engine:
         Raises:
             PromptError: empty, longer than context or cache allow, or with ids the model does not have.
             InvalidParameterError: parameters that name ids the model does not have, a guide that cannot be followed, a
-                priority that is not an integer, or a request id in use.
+                tree that the engine cannot grow, a priority that is not an integer, or a request id in use.
         """
         if request_id in self._groups:
             raise InvalidParameterError(f"request_id {request_id!r} is in use; choose another")
@@ -168,6 +169,7 @@ class Engine:
             raise InvalidParameterError(f"priority is {priority!r}; it must be an integer")
         params.check_vocab(self._models.target.config.vocab_size)
         check_token_ids(prompt_token_ids, self._models.target.config.vocab_size)
+        speculation = self._own_shapes.settle(params)
         grammar = self.guidance.grammar_of(params)
         seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED + 1)
         samples = []
@@ -181,8 +183,9 @@ class Engine:
                 sample_index=index,
                 priority=priority,
                 arrival=self._num_added + index,
-                speculate=speculate and self._drafter is not None,
-                looks_up=speculate,
+                speculate=speculation.drafts,
+                looks_up=speculation.looks_up,
+                own_shape=speculation.own_shape,
             )
             decoder = self._models.new_decoder(request.prompt_token_ids, params.skip_special_tokens)
             samples.append(Sample(request, TextStream(decoder, params.stop, params.include_stop_str_in_output)))
@@ -233,7 +236,7 @@ class Engine:
             sampling = self._device.sampling_inputs(step)
             self._observer.start(step)
             self.clock.lap("schedule", self.guidance.take_seconds())
-            grown = None if self._drafter is None else self._drafter.propose(step, batch.tree, sampling)
+            grown = None if self._drafter is None else self._drafter.propose(step, sampling)
             tree = self._merger.merge(step, grown)
             step = step.with_tree(tree)
             self.clock.lap("draft", self.guidance.take_seconds())

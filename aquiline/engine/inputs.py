@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from aquiline.engine.schedule import ScheduledBatch, ScheduledRequest
+from aquiline.engine.schedule import ScheduledBatch, ScheduledRequest, TreeGroup, tree_groups
 from aquiline.engine.slots import SlotLayout
 from aquiline.engine.tree import DraftTree
 from aquiline.engine.tree_paths import path_nodes
@@ -26,9 +26,10 @@ class StepLayout:
 
     Attributes:
         tree_requests, plain_requests, prefill_requests: the step's requests in row order; of those with a tree first
-            the ones for which the draft model grows one.
+            the ones for which the draft model grows one, by the order of `groups`.
         num_nodes: node places of each tree request, the root included.
         row_counts: rows of each tree request, at most `num_nodes`; None: as many as there are places.
+        groups: requests for which the draft model grows a tree, by its shape.
     """
 
     tree_requests: tuple[ScheduledRequest, ...]
@@ -36,15 +37,18 @@ class StepLayout:
     prefill_requests: tuple[ScheduledRequest, ...]
     num_nodes: int
     row_counts: tuple[int, ...] | None = None
+    groups: tuple[TreeGroup, ...] = ()
 
     @classmethod
     def of(cls, batch: ScheduledBatch, num_nodes: int) -> StepLayout:
         """Sort a schedule's requests; `num_nodes` counts the root."""
-        trees = tuple(sorted((s for s in batch.requests if s.max_draft_depth > 0), key=lambda s: s.grown_depth == 0))
+        groups = tree_groups([s for s in batch.requests if s.grown_depth > 0], batch.tree)
+        grown = tuple(scheduled for group in groups for scheduled in group.requests)
+        trees = grown + tuple(s for s in batch.requests if s.max_draft_depth > 0 and s.grown_depth == 0)
         single = [s for s in batch.requests if s.max_draft_depth == 0]
         plain = tuple(s for s in single if s.draws_token and s.num_new_tokens == 1)
         prefill = tuple(s for s in single if not (s.draws_token and s.num_new_tokens == 1))
-        return cls(trees, plain, prefill, num_nodes)
+        return cls(trees, plain, prefill, num_nodes, groups=tuple(groups))
 
     def with_tree(self, tree: DraftTree | None) -> StepLayout:
         """The layout of the same requests once their trees have grown."""
@@ -53,7 +57,7 @@ class StepLayout:
     @cached_property
     def growing_requests(self) -> tuple[ScheduledRequest, ...]:
         """Requests for which the draft model grows a tree; the first of `tree_requests`."""
-        return tuple(s for s in self.tree_requests if s.grown_depth > 0)
+        return tuple(scheduled for group in self.groups for scheduled in group.requests)
 
     @cached_property
     def ordered(self) -> tuple[ScheduledRequest, ...]:

@@ -15,12 +15,15 @@ from aquiline.speculation import NO_TREE, TreeShape
 class StepLoad:
     """The requests that the next step will hold, as far as they run already.
 
+    Requests with a shape of their own are not planned: they count as requests without a tree, whose nodes are rows.
+
     Attributes:
         num_roots: requests that decode.
         growing: those of them that may grow a tree.
         speculating: every running request that the draft follows, those that prefill included.
         context: tokens in the pages of the decoding requests, summed.
-        num_other_rows: of waiting prefill, at most what one step may hold, and of looked-up nodes.
+        num_other_rows: of waiting prefill, at most what one step may hold, of looked-up nodes, and of trees with
+            shapes of their own.
         max_draft_tokens: most nodes that all trees of the step may have together.
     """
 
@@ -50,8 +53,20 @@ class StepPlan:
     num_new_draft_rows: Mapping[str, int] | None = None
     gives_up: Sequence[Request] = ()
 
+    def shape_of(self, request: Request) -> TreeShape:
+        """The shape of which the request holds the first nodes: its own, or that of the step."""
+        return self.shape if request.own_shape is None else request.own_shape
+
+    def num_draft_tokens_of(self, request: Request) -> int:
+        """Nodes that a request which may grow a tree should hold; all of its own shape, if it has one."""
+        if request.own_shape is not None or self.num_draft_tokens is None:
+            return self.shape_of(request).num_draft_tokens
+        return self.num_draft_tokens.get(request.request_id, 0)
+
     def draft_rows_of(self, request: Request) -> int | None:
         """Draft rows that are due to a request without a tree of the draft; None: all."""
+        if request.own_shape is not None:
+            return None
         return None if self.num_new_draft_rows is None else self.num_new_draft_rows.get(request.request_id, 0)
 
 

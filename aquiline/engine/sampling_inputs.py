@@ -14,6 +14,8 @@ from aquiline.kernels.sampling_kernels import SamplingRequests
 from aquiline.request import Request, SamplingParams
 
 SMALLEST_FLOAT = torch.finfo(torch.float32).tiny
+# One for the step, and one for each shape that requests ask for beside the step's.
+MAX_GATHERED = 8
 LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 
@@ -97,15 +99,6 @@ class DenseRowPool:
             self._free.append(slot)
 
 
-@dataclass(frozen=True, slots=True)
-class _Gathered:
-    """The inputs of the last step, good for another one with the same rows while no row is added or removed."""
-
-    rows: tuple[int, ...]
-    any_early: bool
-    inputs: SamplingInputs
-
-
 @dataclass(slots=True)
 class _RowSettings:
     """What the host knows about one occupied device row."""
@@ -128,7 +121,8 @@ class SamplingState:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._settings: list[_RowSettings | None] = [None] * max_num_seqs
-        self._gathered: _Gathered | None = None
+        # By rows, and by whether min_tokens holds for any; good for further steps while no row is added or removed.
+        self._gathered: dict[tuple[tuple[int, ...], bool], SamplingInputs] = {}
         self._bias = DenseRowPool(vocab_size, torch.float32, self.device)
         self._stop_ids = DenseRowPool(vocab_size, torch.bool, self.device)
         self._output_counts = DenseRowPool(vocab_size, torch.float32, self.device)
@@ -138,7 +132,7 @@ class SamplingState:
         """Build the row of a request that was just admitted, from its parameters and its tokens so far."""
         assert self._settings[request.row] is None, f"sampling row {request.row} is occupied"
         params = request.params
-        self._gathered = None
+        self._gathered.clear()
         # Entered first, so that `remove` gives back what was acquired if anything here fails.
         settings = self._settings[request.row] = _RowSettings(params)
         if _needs_bias(params):
@@ -161,7 +155,7 @@ class SamplingState:
         """Release the row of a request that finished or was preempted."""
         settings = self._settings[row]
         assert settings is not None, f"sampling row {row} is not occupied"
-        self._gathered = None
+        self._gathered.clear()
         self._bias.release(settings.bias_slot)
         self._stop_ids.release(settings.stop_slot)
         self._output_counts.release(settings.counts_slot)
@@ -186,12 +180,14 @@ class SamplingState:
 
         Step after step with the same requests gets the very same record; penalty counts change inside it.
         """
-        rows = tuple(request.row for request in requests)
         any_early = any(request.num_output_tokens < request.params.min_tokens for request in requests)
-        last = self._gathered
-        if last is None or last.rows != rows or last.any_early != any_early:
-            last = self._gathered = _Gathered(rows, any_early, self._inputs(requests, any_early))
-        return last.inputs
+        key = (tuple(request.row for request in requests), any_early)
+        inputs = self._gathered.get(key)
+        if inputs is None:
+            if len(self._gathered) == MAX_GATHERED:
+                self._gathered.clear()
+            inputs = self._gathered[key] = self._inputs(requests, any_early)
+        return inputs
 
     def _inputs(self, requests: Sequence[Request], any_early: bool) -> SamplingInputs:
         settings = [self._occupied(request) for request in requests]

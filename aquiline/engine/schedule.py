@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aquiline.engine.host_tree import NO_NODES, HostTree
@@ -53,12 +54,37 @@ class ScheduledRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeGroup:
+    """Requests for which the draft model grows trees of one shape; each holds its first nodes."""
+
+    shape: TreeShape
+    requests: tuple[ScheduledRequest, ...]
+
+
+def tree_groups(growing: Sequence[ScheduledRequest], shape: TreeShape) -> list[TreeGroup]:
+    """Requests that grow trees by their shapes, those that take the step's shape first."""
+    members: dict[TreeShape | None, list[ScheduledRequest]] = {None: []}
+    for scheduled in growing:
+        members.setdefault(scheduled.request.own_shape, []).append(scheduled)
+    groups = []
+    for own_shape, requests in members.items():
+        if own_shape is None:
+            grown = shape
+        else:
+            grown = own_shape.truncated(max(scheduled.num_held(own_shape) for scheduled in requests))
+        if requests:
+            groups.append(TreeGroup(grown, tuple(requests)))
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     """One step.
 
     Attributes:
         requests: decoding requests (one new token, the root) first, then prefill chunks; in admission order.
-        tree: the shape of which every request with `grown_depth > 0` grows its part; NO_TREE when none does.
+        tree: the shape of which every request with `grown_depth > 0` and no shape of its own grows its part; NO_TREE
+            when none does.
         preempted: requests that lost their blocks to make room; they wait again.
     """
 

@@ -13,7 +13,7 @@ from aquiline.engine.lookup_policy import LookupPolicy
 from aquiline.engine.plan import StepLoad, StepPlan, StepPlanner
 from aquiline.engine.request_limits import RequestLimits
 from aquiline.engine.schedule import ScheduledBatch, ScheduledRequest
-from aquiline.engine.tree_shares import FittedTrees, fitted, known_within, num_nodes, share_within
+from aquiline.engine.tree_shares import FittedTrees, fitted, known_within, num_nodes, share_within, within_shape
 from aquiline.errors import ConsistencyError, InvalidParameterError
 from aquiline.request import FinishReason, Request, RequestStatus
 from aquiline.speculation import NO_TREE
@@ -107,11 +107,14 @@ class Scheduler:
                 f"request_id {request.request_id!r} belongs to a request that is not finished; use another id"
             )
         self._limits.check_prompt(request)
-        if self.num_remaining_tokens(request) == 1 or (request.speculate and not self._planner.wants_draft(request)):
+        if self.num_remaining_tokens(request) == 1 or not self._is_followed(request):
             request.speculate = False
         self._stop_speculating_beyond_draft(request)
         self._requests[request.request_id] = request
         insort_right(self._waiting, request, key=_urgency)
+
+    def _is_followed(self, request: Request) -> bool:
+        return request.speculate and (request.own_shape is not None or self._planner.wants_draft(request))
 
     def _stop_speculating_beyond_draft(self, request: Request) -> None:
         if self._limits.is_beyond_draft(request):
@@ -159,11 +162,11 @@ class Scheduler:
         preempted = self._reserve_roots()
         num_roots = sum(request.decodes for request in self._running)
         known = self._look_up(num_roots)
-        load = self._load(num_roots, known)
-        plan = self._planner.plan(load)
+        growing = self._growing(known)
+        plan = self._planner.plan(self._load(num_roots, known, growing))
         for request in plan.gives_up:
             request.speculate = False
-        num_tree_rows = sum(self._held(plan, load.growing).values()) + num_nodes(known)
+        num_tree_rows = sum(self._held(plan, growing).values()) + num_nodes(known)
         num_prefill_rows = self._most_prefill_rows(num_roots, num_tree_rows)
         if not preempted:
             self._admit_waiting(num_prefill_rows)
@@ -201,26 +204,27 @@ class Scheduler:
     def _look_up(self, num_roots: int) -> dict[str, HostTree]:
         limits = {request.request_id: self._limits.most_known_depth(request) for request in self._running}
         asked = {request.request_id: request for request in self._running if limits[request.request_id] > 0}
-        return self._lookup.look_up(limits, asked, self._max_batched_tokens - num_roots)
+        known = self._lookup.look_up(limits, asked, self._max_batched_tokens - num_roots)
+        return {name: within_shape(tree, asked[name].own_shape) for name, tree in known.items()}
 
-    def _load(self, num_roots: int, known: Mapping[str, HostTree]) -> StepLoad:
+    def _load(self, num_roots: int, known: Mapping[str, HostTree], growing: Sequence[Request]) -> StepLoad:
         num_pending = sum(request.num_uncomputed_tokens for request in self._running) - num_roots
-        left = self._max_batched_tokens - num_roots - num_nodes(known)
+        num_own_nodes = sum(request.own_shape.num_draft_tokens for request in growing if request.own_shape is not None)
+        num_other_nodes = num_nodes(known) + num_own_nodes
+        left = self._max_batched_tokens - num_roots - num_other_nodes
         least_prefill = min(num_pending, max(1, self._max_batched_tokens // PREFILL_SHARE))
         return StepLoad(
             num_roots=num_roots,
-            growing=self._growing(known),
-            speculating=[request for request in self._running if request.speculate],
+            growing=[request for request in growing if request.own_shape is None],
+            speculating=[request for request in self._running if request.speculate and request.own_shape is None],
             context=sum(request.num_computed_tokens for request in self._running if request.decodes),
-            num_other_rows=min(num_pending, max(0, left)) + num_nodes(known),
+            num_other_rows=min(num_pending, max(0, left)) + num_other_nodes,
             max_draft_tokens=max(0, left - least_prefill),
         )
 
     def _held(self, plan: StepPlan, growing: Sequence[Request]) -> dict[str, int]:
         """Nodes that the draft model should grow for each request, if there are rows and blocks enough."""
-        wanted, whole = plan.num_draft_tokens, plan.shape.num_draft_tokens
-        names = [request.request_id for request in growing]
-        held = {name: whole if wanted is None else wanted.get(name, 0) for name in names}
+        held = {request.request_id: plan.num_draft_tokens_of(request) for request in growing}
         return {request_id: size for request_id, size in held.items() if size}
 
     def _most_prefill_rows(self, num_roots: int, num_tree_rows: int) -> int:
@@ -232,7 +236,7 @@ class Scheduler:
         num_pending = sum(request.num_uncomputed_tokens for request in self._running if not request.decodes)
         while self._waiting and self._free_rows and num_pending < num_prefill_rows:
             request = self._waiting[0]
-            if request.speculate and not self._planner.speculates and self._cache.finds_more_without_draft(request):
+            if self._admits_better_without_draft(request):
                 request.speculate = False
             if not self._cache.admit(request, request.num_tokens, num_spare_blocks=len(self._running)):
                 return
@@ -241,6 +245,10 @@ class Scheduler:
             request.row = heapq.heappop(self._free_rows)
             self._running.append(request)
             num_pending += request.num_uncomputed_tokens
+
+    def _admits_better_without_draft(self, request: Request) -> bool:
+        may_go_without = request.speculate and request.own_shape is None and not self._planner.speculates
+        return may_go_without and self._cache.finds_more_without_draft(request)
 
     def _cut_chunks(self, num_roots: int, num_prefill_rows: int) -> dict[str, int]:
         """Rows of every request that prefills, the most urgent first; `num_roots` as it was before admission."""
@@ -258,8 +266,8 @@ class Scheduler:
         num_left = self._max_batched_tokens - num_roots - sum(chunks.values())
         known = known_within(known, num_left)
         # Asked again, since a request that was just admitted may decode at once.
-        held = fitted(plan.shape, self._held(plan, self._growing(known)), num_left - num_nodes(known))
-        return FittedTrees(plan.shape, held, known)
+        held = fitted(self._held(plan, self._growing(known)), num_left - num_nodes(known))
+        return FittedTrees(held, known)
 
     def _growing(self, known: Mapping[str, HostTree]) -> list[Request]:
         """Running requests for which the draft model is asked for a tree."""
@@ -277,7 +285,7 @@ class Scheduler:
             known = trees.known.get(request.request_id, NO_NODES)
             known = known.within(known.num_draft_tokens, room)
             limit = min(self._limits.most_grown_depth(request), room)
-            share = share_within(trees.shape, trees.held.get(request.request_id, 0), limit)
+            share = share_within(plan.shape_of(request), trees.held.get(request.request_id, 0), limit)
             depth = max(share.depth, known.depth)
             if depth > 0:
                 reserved = self._cache.grow(request, request.num_tokens + depth)
@@ -304,7 +312,8 @@ class Scheduler:
             for request in self._running
             if (rows := chunks.get(request.request_id, 0))
         ]
-        most = max((scheduled.num_held(plan.shape) for scheduled in roots), default=0)
+        planned = [scheduled for scheduled in roots if scheduled.request.own_shape is None]
+        most = max((scheduled.num_held(plan.shape) for scheduled in planned), default=0)
         shape = plan.shape.truncated(most) if most else NO_TREE
         return ScheduledBatch((*roots, *prefills), shape, tuple(preempted))
 

@@ -37,13 +37,16 @@ class StepObserver:
         outcomes = []
         for scheduled in step.growing_requests:
             request, held = scheduled.request, scheduled.num_held(shape)
+            if request.own_shape is not None:
+                continue
             run = runs.get(request.request_id)
             if run is not None:
                 # A path that leaves the grown nodes for looked-up ones is a miss of the draft model.
                 accepted = tuple(takewhile(partial(ge, held), run.nodes))
                 outcomes.append(TreeOutcome(request.request_id, held, accepted, request.params.guided is None))
-        # A prefill attends in another way; its time says nothing about steps that decode.
-        seconds = None if step.prefill_requests else self._seconds()
+        # A prefill attends in another way, and trees of other shapes are drafted apart from those of the step's.
+        is_usual = not step.prefill_requests and all(s.request.own_shape is None for s in step.growing_requests)
+        seconds = self._seconds() if is_usual else None
         size = step_size(step, shape, self._num_new_rows)
         self._planner.observe(StepReport(shape, size, seconds, outcomes))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,21 @@ class DraftTree:
     def num_nodes(self) -> int:
         return self.tokens.shape[1]
 
+    def widened(self, num_nodes: int) -> DraftTree:
+        """The same trees with empty places behind their own."""
+        missing = num_nodes - self.num_nodes
+        if not missing:
+            return self
+        return replace(
+            self,
+            tokens=pad(self.tokens, (0, missing), value=0),
+            parents=pad(self.parents, (0, missing), value=-1),
+            depths=pad(self.depths, (0, missing), value=1),
+            is_valid=pad(self.is_valid, (0, missing), value=False),
+            row_counts=self.row_counts or (self.num_nodes,) * len(self.tokens),
+            draft_log_probs=None if self.draft_log_probs is None else pad(self.draft_log_probs, (0, 0, 0, missing)),
+        )
+
     def with_bare_roots(self, roots: Sequence[int]) -> DraftTree:
         """These trees, and behind them one of each of the given root tokens alone."""
         if not roots:
@@ -74,3 +90,44 @@ class DraftTree:
             grown_counts=None if self.grown_counts is None else self.grown_counts + bare,
             draft_log_probs=log_probs,
         )
+
+
+def joined_trees(trees: Sequence[DraftTree]) -> DraftTree | None:
+    """Trees that were grown apart from each other by one draft model, as one record; None when there are none.
+
+    Worked example, a chain of 2 for one request and a chain of 1 for another:
+
+        parents      -1  0  1      -1  0 -1
+        row_counts    3             2
+    """
+    if len(trees) < 2:
+        return trees[0] if trees else None
+    num_nodes = max(tree.num_nodes for tree in trees)
+    wide = [tree.widened(num_nodes) for tree in trees]
+    row_counts = [count for tree in wide for count in tree.row_counts or (num_nodes,) * len(tree.tokens)]
+    return DraftTree(
+        tokens=torch.cat([tree.tokens for tree in wide]),
+        parents=torch.cat([tree.parents for tree in wide]),
+        depths=torch.cat([tree.depths for tree in wide]),
+        is_valid=torch.cat([tree.is_valid for tree in wide]),
+        max_depth=max(tree.max_depth for tree in wide),
+        max_children=max(tree.max_children for tree in wide),
+        row_counts=tuple(row_counts),
+        draft_log_probs=_joined_log_probs(wide),
+        draft_to_target_ids=trees[0].draft_to_target_ids,
+    )
+
+
+def _joined_log_probs(trees: Sequence[DraftTree]) -> Tensor | None:
+    """Those of all trees; zeros for trees that nothing was drawn for."""
+    known = next((tree.draft_log_probs for tree in trees if tree.draft_log_probs is not None), None)
+    if known is None:
+        return None
+    parts = [tree.draft_log_probs for tree in trees]
+    sizes = [len(tree.tokens) for tree in trees]
+    return torch.cat(
+        [
+            known.new_zeros(size, *known.shape[1:]) if part is None else part
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+    )

@@ -25,24 +25,22 @@ class FittedTrees:
     """Trees for which a step has rows.
 
     Attributes:
-        shape: that the draft model grows.
-        held: how many of its first nodes, by request id.
+        held: how many nodes the draft model grows, by request id.
         known: what was looked up, by request id.
     """
 
-    shape: TreeShape
     held: Mapping[str, int]
     known: Mapping[str, HostTree]
 
 
-def fitted(shape: TreeShape, held: dict[str, int], num_rows: int) -> dict[str, int]:
+def fitted(held: dict[str, int], num_rows: int) -> dict[str, int]:
     """Nodes by request that `num_rows` rows suffice for: what each should hold, or at most an equal share.
 
     Worked example, 8 rows for requests that should hold 6, 6 and 1: nobody gets more than 2, so 2, 2 and 1.
     """
-    if sum(held.values()) <= num_rows:
+    if sum(held.values()) <= max(0, num_rows):
         return held
-    most = shape.truncated(num_rows // len(held)).num_draft_tokens if num_rows >= len(held) else 0
+    most = max(0, num_rows) // len(held)
     return {request_id: min(size, most) for request_id, size in held.items() if most}
 
 
@@ -52,6 +50,11 @@ def known_within(known: dict[str, HostTree], num_rows: int) -> dict[str, HostTre
         return known
     share = max(0, num_rows) // len(known)
     return {request_id: tree.within(share, tree.depth) for request_id, tree in known.items()} if share else {}
+
+
+def within_shape(tree: HostTree, shape: TreeShape | None) -> HostTree:
+    """A looked-up tree that is no larger and no deeper than `shape`; None: than nothing."""
+    return tree if shape is None else tree.within(shape.num_draft_tokens, shape.depth)
 
 
 def num_nodes(known: Mapping[str, HostTree]) -> int:

@@ -57,7 +57,6 @@ class ServedEngine(Protocol):
         *,
         prompt: str | None = None,
         priority: int = 0,
-        speculate: bool = True,
     ) -> RequestGroup: ...
 
     def abort(self, request_id: str) -> RequestOutput | None: ...
@@ -72,7 +71,6 @@ class EngineRequest:
     prompt_token_ids: Sequence[int]
     params: SamplingParams
     priority: int = 0
-    speculate: bool = True
 
 
 @dataclass(frozen=True)
@@ -177,11 +175,7 @@ class EngineThread:
         request = command.request
         try:
             group = self._engine.add_request(
-                command.request_id,
-                request.prompt_token_ids,
-                request.params,
-                priority=request.priority,
-                speculate=request.speculate,
+                command.request_id, request.prompt_token_ids, request.params, priority=request.priority
             )
         except UserError as error:
             self._refuse(command.request_id, error)

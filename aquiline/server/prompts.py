@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aquiline.errors import InvalidParameterError, PromptError, UnsupportedFeatureError
+from aquiline.errors import PromptError
 from aquiline.server.completion_answer import EncodedPrompt
 from aquiline.server.errors import ContextLengthError
 from aquiline.server.protocol.completions import CompletionBody
-from aquiline.speculation import SpeculationMode, parse_speculation
 from aquiline.tokenizer import Tokenizer
 
 
@@ -68,22 +67,3 @@ def encode_prompts(body: CompletionBody, tokenizer: Tokenizer, limits: PromptLim
 
 def _is_one(prompt: Sequence[Any]) -> bool:
     return bool(prompt) and all(isinstance(entry, int) for entry in prompt)
-
-
-def may_speculate(mode: str, of_server: SpeculationMode) -> bool:
-    """Whether a request that asks for `mode` speculates; the server's own mode is the only shape it may ask for.
-
-    Raises:
-        InvalidParameterError: not one of the forms.
-        UnsupportedFeatureError: a shape that the server was not started with.
-    """
-    try:
-        asked = parse_speculation(mode)
-    except InvalidParameterError as error:
-        raise InvalidParameterError(str(error).replace("--speculate is", "speculation.mode is", 1)) from None
-    if asked.shape is not None and asked != of_server:
-        raise UnsupportedFeatureError(
-            f"speculation.mode is {mode!r}, and the server was started with {of_server.text!r}; ask for that, or for"
-            " off or auto"
-        )
-    return not asked.is_off

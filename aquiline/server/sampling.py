@@ -90,6 +90,8 @@ def _shared(body: GenerationBody) -> dict[str, Any]:
     given = {name: getattr(body, name) for name in SAME_NAMES}
     values = {name: value for name, value in given.items() if value is not None}
     values["guided"] = guided_params(body)
+    if body.speculation is not None:
+        values["speculation"] = body.speculation.mode
     if body.top_k is not None:
         values["top_k"] = 0 if body.top_k == -1 else body.top_k
     if body.logit_bias is not None:

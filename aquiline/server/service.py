@@ -25,7 +25,7 @@ from aquiline.server.errors import ModelNotServedError, RequestTimeoutError
 from aquiline.server.figures import logged_figures
 from aquiline.server.guided import forces_call
 from aquiline.server.middleware import RequestRecord
-from aquiline.server.prompts import PromptLimits, encode_prompts, may_speculate
+from aquiline.server.prompts import PromptLimits, encode_prompts
 from aquiline.server.protocol.chat import ChatBody
 from aquiline.server.protocol.common import GenerationBody
 from aquiline.server.protocol.completions import CompletionBody
@@ -159,9 +159,7 @@ class Service:
             )
 
     def _engine_request(self, body: GenerationBody, token_ids: Sequence[int], params: SamplingParams) -> EngineRequest:
-        mode = "auto" if body.speculation is None else body.speculation.mode
-        speculates = may_speculate(mode, self.served.llm.config.speculative.mode)
-        return EngineRequest(token_ids, params, body.priority or 0, speculates)
+        return EngineRequest(token_ids, params, body.priority or 0)
 
     def _head(self, prefix: str, kind: str, chunk_kind: str) -> AnswerHead:
         return AnswerHead(new_id(prefix), kind, chunk_kind, self.served.name, self.served.fingerprint)

@@ -56,6 +56,7 @@ class Job:
     abort_step: int | None = None
     abort_phase: Phase = "queued"
     ends_early: bool = False
+    own: str = "auto"
 
     def request(self, request_id: str, arrival: int) -> Request:
         params = SamplingParams(
@@ -71,8 +72,9 @@ class Job:
             eos_token_ids=frozenset({END_TOKEN}),
             priority=self.priority,
             arrival=arrival,
-            speculate=self.speculate,
-            looks_up=self.speculate,
+            speculate=self.speculate and self.own != "off",
+            looks_up=self.speculate and self.own != "off",
+            own_shape=parse_speculation(self.own).shape,
         )
 
 
@@ -194,9 +196,9 @@ class Simulator:
         ids = [s.request.request_id for s in batch.requests]
         assert len(set(ids)) == len(ids) and len(ids) <= limits.max_num_seqs
         assert not set(ids) & {request.request_id for request in batch.preempted}
-        num_growing = sum(s.grown_depth > 0 for s in batch.requests)
+        num_growing = sum(s.grown_depth > 0 and s.request.own_shape is None for s in batch.requests)
         num_rows = sum(s.num_new_tokens + s.known.num_draft_tokens for s in batch.requests)
-        num_rows += sum(s.num_held(batch.tree) for s in batch.requests)
+        num_rows += sum(s.num_held(s.request.own_shape or batch.tree) for s in batch.requests)
         assert num_rows <= limits.max_num_batched_tokens, f"{num_rows} rows in a step"
         assert (batch.tree == NO_TREE) == (num_growing == 0) == (batch.tree.num_draft_tokens == 0)
         decodes = [s.draws_token and s.num_new_tokens == 1 for s in batch.requests]
@@ -210,7 +212,7 @@ class Simulator:
         assert scheduled.draws_token == (scheduled.num_new_tokens == request.num_uncomputed_tokens)
         end = request.num_computed_tokens + scheduled.num_new_tokens + depth
         assert len(request.block_ids) * self.limits.block_size >= end, "a slot without a block"
-        assert 0 <= scheduled.grown_depth <= batch.tree.depth
+        assert 0 <= scheduled.grown_depth <= (request.own_shape or batch.tree).depth
         assert depth == max(scheduled.grown_depth, scheduled.known.depth)
         if depth:
             assert request.num_uncomputed_tokens == 1

@@ -51,6 +51,7 @@ class Job:
     """A prompt, and when it comes and goes.
 
     Attributes:
+        speculate: False turns speculation off, whatever `params` say.
         arrival, abort: number of steps the engine has run by then; abort None never comes.
     """
 
@@ -60,6 +61,11 @@ class Job:
     speculate: bool = True
     arrival: int = 0
     abort: int | None = None
+
+    @property
+    def asked(self) -> SamplingParams:
+        """What the engine is asked."""
+        return self.params if self.speculate else replace(self.params, speculation="off")
 
     @property
     def max_tokens(self) -> int:
@@ -102,7 +108,7 @@ def run_jobs(engine: Engine, jobs: Sequence[Job]) -> dict[str, RequestOutput]:
     for step in range(10_000):
         for index, job in enumerate(jobs):
             if job.arrival == step:
-                engine.add_request(str(index), job.prompt, job.params, priority=job.priority, speculate=job.speculate)
+                engine.add_request(str(index), job.prompt, job.asked, priority=job.priority)
             if job.abort == step:
                 aborted = engine.abort(str(index))
                 if aborted is not None:
@@ -133,7 +139,7 @@ def watch_preemptions(engine: Engine) -> set[str]:
 def plain_answers(job: Job, kind: str = "eagle3", max_model_len: int | None = None) -> list[Answer]:
     """What an engine without speculation gives when it has nothing else to do."""
     engine = make_engine(TinySettings(max_num_batched_tokens=256, max_model_len=max_model_len), kind)
-    outputs = run_jobs(engine, [replace(job, arrival=0, abort=None)])
+    outputs = run_jobs(engine, [replace(job, speculate=False, arrival=0, abort=None)])
     return answers(outputs["0"])
 
 

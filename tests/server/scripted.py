@@ -53,7 +53,6 @@ class ScriptedEngine:
         *,
         prompt: str | None = None,
         priority: int = 0,
-        speculate: bool = True,
     ) -> SampleGroup:
         self._random = random.Random(self.seed)
         eos = self._tokenizer.eos_token_ids

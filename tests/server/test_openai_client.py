@@ -86,7 +86,7 @@ def test_prompts_of_every_form_are_continued(server: Running, solo_llm: LLM, is_
 def test_speculation_is_counted(server: Running) -> None:
     settings = SETTINGS | {"max_tokens": 40}
     create = server.openai().chat.completions.create
-    for mode in ("auto", "tree:2x2", "off"):
+    for mode in ("auto", "tree:2x2", "chain:3", "dynamic:steps=2,topk=2,nodes=4", "off"):
         extra = {"aquiline": True, "speculation": {"mode": mode}}
         answer: Any = create(model=NAME, messages=QUESTION, extra_body=extra, **settings)
         details = answer.usage.completion_tokens_details

@@ -27,7 +27,7 @@ class StreamOptions(Body):
 class SpeculationBody(Body):
     """How to speculate for this request. The answer is the same whatever is said here."""
 
-    mode: str = Field("auto", max_length=2048, description="off, auto, or the shape that the server was started with.")
+    mode: str = Field("auto", max_length=2048, description="off, auto, or a shape such as chain:4.")
 
 
 class StructuredOutputs(Body):
