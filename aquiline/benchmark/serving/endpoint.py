@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import httpx
+import aiohttp
 
 from aquiline.benchmark.serving.event_reader import EventReader
 from aquiline.benchmark.serving.reading import COMPLETE, Reading, TokenCounts
@@ -18,6 +18,7 @@ from aquiline.errors import EndpointError
 EndpointKind = Literal["chat", "completions"]
 PATHS: Mapping[EndpointKind, str] = {"chat": "chat/completions", "completions": "completions"}
 CONNECT_SECONDS = 10.0
+SHORT_SECONDS = 30.0
 # Idle connections are given up before servers close them (uvicorn after 5 s): a request would meet the closing.
 IDLE_SECONDS = 2.0
 MESSAGE_LENGTH = 200
@@ -56,20 +57,22 @@ class Endpoint:
 
     def __init__(self, settings: EndpointSettings) -> None:
         self.settings = settings
-        headers = {"Accept-Encoding": "identity"}
-        if settings.api_key is not None:
-            headers["Authorization"] = f"Bearer {settings.api_key}"
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_SECONDS)
-        timeout = httpx.Timeout(settings.timeout, connect=CONNECT_SECONDS)
-        self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout)
         self._url = f"{settings.url.rstrip('/')}/{PATHS[settings.kind]}"
 
     async def __aenter__(self) -> Endpoint:
-        await self._client.__aenter__()
+        headers = {"Accept-Encoding": "identity"}
+        if self.settings.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.settings.api_key}"
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
         return self
 
     async def __aexit__(self, *failure: Any) -> None:
-        await self._client.__aexit__(*failure)
+        await self._session.close()
 
     async def model_names(self) -> Sequence[str] | None:
         """The models that the server names; None where it has no list.
@@ -79,28 +82,30 @@ class Endpoint:
         """
         url = f"{self.settings.url.rstrip('/')}/models"
         try:
-            response = await self._client.get(url)
-            if response.status_code in (404, 405, 501):
+            status, text = await self._get(url)
+            if status in (404, 405, 501):
                 return None
-            if response.status_code != 200:
-                raise EndpointError(refusal(f"GET {url}", response.status_code, response.text))
-            return [str(entry["id"]) for entry in response.json()["data"]]
-        except httpx.InvalidURL as error:
-            raise EndpointError(f"{url} is no address: {error}; give http://HOST:PORT/v1") from None
-        except httpx.HTTPError as error:
+            if status != 200:
+                raise EndpointError(refusal(f"GET {url}", status, text))
+            return [str(entry["id"]) for entry in json.loads(text)["data"]]
+        except aiohttp.InvalidURL:
+            raise EndpointError(f"{url} is no address; give http://HOST:PORT/v1") from None
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise EndpointError(f"{url} cannot be reached: {_reason(error)}; is the server running there?") from None
         except (ValueError, KeyError, TypeError):
-            raise EndpointError(
-                f"{url} does not list models as OpenAI's API does; give the URL of such an API"
-            ) from None
+            raise EndpointError(f"{url} lists no models as OpenAI's API does; give the URL of such an API") from None
 
     async def metrics(self) -> str | None:
         """The server's figures in Prometheus's text format; None where it tells none."""
         try:
-            response = await self._client.get(f"{self.settings.root}/metrics")
-        except httpx.HTTPError:
+            status, text = await self._get(f"{self.settings.root}/metrics")
+        except (aiohttp.ClientError, TimeoutError):
             return None
-        return response.text if response.status_code == 200 else None
+        return text if status == 200 else None
+
+    async def _get(self, url: str) -> tuple[int, str]:
+        async with asyncio.timeout(SHORT_SECONDS), self._session.get(url, allow_redirects=False) as response:
+            return response.status, (await response.read()).decode("utf-8", "replace")
 
     async def ask(self, body: Mapping[str, Any], due: float | None = None) -> Reading:
         """Send one request and read its answer to the end; failures become part of the reading.
@@ -118,21 +123,21 @@ class Endpoint:
         try:
             async with asyncio.timeout(self.settings.timeout):
                 await self._read(content, answer)
-        except (TimeoutError, httpx.TimeoutException):
-            answer.fail("timeout", f"no end after {self.settings.timeout:g} seconds")
-        except httpx.HTTPError as error:
+        except aiohttp.ClientError as error:
             answer.fail("connection", _reason(error))
+        except TimeoutError:
+            answer.fail("timeout", f"no end after {self.settings.timeout:g} seconds")
         return answer.reading(time.perf_counter())
 
     async def _read(self, content: bytes, answer: _Answer) -> None:
         headers = {"Content-Type": "application/json"}
-        async with self._client.stream("POST", self._url, content=content, headers=headers) as response:
-            if response.status_code != 200:
-                text = (await response.aread()).decode("utf-8", "replace")
-                answer.fail(str(response.status_code), refusal(f"POST {self._url}", response.status_code, text))
+        async with self._session.post(self._url, data=content, headers=headers, allow_redirects=False) as response:
+            if response.status != 200:
+                text = (await response.read()).decode("utf-8", "replace")
+                answer.fail(str(response.status), refusal(f"POST {self._url}", response.status, text))
                 return
             reader = EventReader()
-            async for piece in response.aiter_raw():
+            async for piece in response.content.iter_any():
                 now = time.perf_counter()
                 answer.take(reader.feed(piece), now)
 
@@ -222,5 +227,5 @@ def refusal(request: str, status: int, text: str) -> str:
     return line + hints.get(status, "")
 
 
-def _reason(error: httpx.HTTPError) -> str:
+def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
