@@ -18,6 +18,7 @@ from aquiline.engine.device_state import DeviceState
 from aquiline.engine.draft import Drafter, grower_for
 from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.finish import abort
+from aquiline.engine.forecast_tally import ForecastTally
 from aquiline.engine.grammar import GrammarCompiler, VocabularyFactory
 from aquiline.engine.guidance import Guidance
 from aquiline.engine.host_view import accepted_runs, step_facts, tree_traces
@@ -136,6 +137,11 @@ class Engine:
         self.num_steps = 0
         self.clock = PhaseClock()
         self._observer = StepObserver(self.planner, self.clock)
+
+    def compare_forecasts(self) -> ForecastTally:
+        """Begin to compare what the planner expects of steps with what they come to, in a new tally."""
+        self._observer.tally = ForecastTally()
+        return self._observer.tally
 
     @property
     def has_unfinished(self) -> bool:

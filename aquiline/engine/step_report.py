@@ -9,20 +9,27 @@ from operator import ge
 
 from aquiline.engine.commit import AcceptedRun
 from aquiline.engine.cost_model import StepSeconds, StepSize
+from aquiline.engine.forecast_tally import ForecastTally
 from aquiline.engine.inputs import StepLayout
 from aquiline.engine.plan import StepPlanner, StepReport, TreeOutcome
+from aquiline.engine.planner import AutoPlanner
 from aquiline.engine.stats import PhaseClock
 from aquiline.speculation import StaticTree, TreeShape
 
 
 class StepObserver:
-    """Watches the steps of one engine for its planner; costs nothing where the planner does not learn."""
+    """Watches the steps of one engine for its planner; costs nothing where the planner does not learn.
+
+    Attributes:
+        tally: compares forecasts with what came of them; None: nothing does.
+    """
 
     def __init__(self, planner: StepPlanner, clock: PhaseClock) -> None:
         self._planner = planner
         self._clock = clock
         self._before: dict[str, float] = {}
         self._num_new_rows = 0
+        self.tally: ForecastTally | None = None
 
     def start(self, step: StepLayout) -> None:
         """A step is laid out, and none of its phases is over."""
@@ -48,7 +55,10 @@ class StepObserver:
         is_usual = not step.prefill_requests and all(s.request.own_shape is None for s in step.growing_requests)
         seconds = self._seconds() if is_usual else None
         size = step_size(step, shape, self._num_new_rows)
-        self._planner.observe(StepReport(shape, size, seconds, outcomes))
+        report = StepReport(shape, size, seconds, outcomes)
+        if self.tally is not None and isinstance(self._planner, AutoPlanner):
+            self.tally.add(self._planner.last, report)
+        self._planner.observe(report)
 
     def _seconds(self) -> StepSeconds:
         spent = {phase: seconds - self._before[phase] for phase, seconds in self._clock.seconds.items()}
