@@ -13,6 +13,8 @@ from aquiline.models.loading import load_draft
 from aquiline.models.model_config import EagleConfig, LlamaConfig
 from aquiline.models.tensor_shapes import HEAD, ID_MAP
 
+# Beside the mean variance of a column.
+RIDGE = 0.1
 SAME_DRAFT = (
     "kind",
     "aux_layer_ids",
@@ -44,8 +46,9 @@ def take_over(
 ) -> None:
     """Put the weights of a draft in place of `weights`.
 
-    Its vocabulary may be another one. A token that it does not know keeps its row of the head, moved by what training
-    moved the rows of all tokens in common: without that, new tokens would outshine those that were trained.
+    Its vocabulary may be another one. A token that it does not know gets the row of the head that training would have
+    made of the target's, judged by the tokens that both know: training turns and shrinks rows, and those left as they
+    are outshine all that were trained.
 
     Args:
         weights: of a new draft, by the names of `expected_draft_tensors(config)` but the id map; float32.
@@ -70,8 +73,19 @@ def take_over(
     if not known.any():
         return
     trained = draft.tensors[HEAD][rows[known]]
-    weights[HEAD][~known] += (trained - weights[HEAD][known]).mean(dim=0)
+    weights[HEAD][~known] = _extended(weights[HEAD][known], trained, weights[HEAD][~known])
     weights[HEAD][known] = trained
+
+
+def _extended(before: Tensor, after: Tensor, others: Tensor) -> Tensor:
+    """Other rows under the affine map from `before` to `after` (ridge regression); all are [rows, hidden]."""
+    before_mean, after_mean = before.mean(dim=0), after.mean(dim=0)
+    centred = before - before_mean
+    covariance = centred.t() @ centred
+    ridge = RIDGE * covariance.diagonal().mean() + torch.finfo(torch.float32).tiny
+    penalised = covariance + ridge * torch.eye(len(covariance))
+    slope = torch.linalg.solve(penalised, centred.t() @ (after - after_mean))
+    return (others - before_mean) @ slope + after_mean
 
 
 def _compare(folder: Path, found: EagleConfig, wanted: EagleConfig) -> None:
