@@ -114,14 +114,6 @@ class Objective:
         """Of `slo:`; None for the others."""
         return float(self.text.removeprefix("slo:")) / 1000.0 if self.text.startswith("slo:") else None
 
-    def score(self, tokens_per_second: float, seconds_per_token: float) -> float:
-        """How good a step would be; larger is better, and what breaks an `slo:` is below 0."""
-        if self.text == "latency":
-            return 1.0 / seconds_per_token
-        if self.limit_seconds is not None and seconds_per_token > self.limit_seconds:
-            return -seconds_per_token
-        return tokens_per_second
-
 
 @dataclass(frozen=True)
 class SpeculateTable:

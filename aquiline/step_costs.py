@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from aquiline.config import EngineConfig
-from aquiline.engine.acceptance import AcceptancePrior
+from aquiline.engine.acceptance import AcceptanceEstimator
+from aquiline.engine.acceptance_prior import AcceptancePrior, AcceptancePriors
 from aquiline.engine.cost_model import CostModel
 from aquiline.engine.engine import EngineModels
 from aquiline.engine.plan import StepPlanner
@@ -39,7 +40,7 @@ def profile_folder() -> Path:
 
 @dataclass
 class StepCostBook:
-    """Where planners come from.
+    """Where planners come from. Engines of the same models go on with what earlier ones have learnt.
 
     Attributes:
         draft: its folder; None: there is none.
@@ -52,6 +53,9 @@ class StepCostBook:
     num_threads: int
     on_progress: CostCallback | None = None
     _known: dict[ProfileKey, StoredProfile] = field(default_factory=dict)
+    _costs: dict[ProfileKey, CostModel] = field(default_factory=dict)
+    # Tokens looked up leave the draft the harder places, and another rule accepts in another way.
+    _estimators: dict[tuple[bool, str], AcceptanceEstimator] = field(default_factory=dict)
 
     def planner(self, models: EngineModels, config: EngineConfig) -> StepPlanner | None:
         """The planner of an engine; None where the engine's own will do.
@@ -63,15 +67,32 @@ class StepCostBook:
         if models.draft is None or not speculative.mode.is_auto or speculative.table is not None or is_generic:
             return None
         bounds = bounds_of(speculative, models.draft.config.draft_vocab_size)
-        costs = CostModel(self.profile(models, config).costs)
-        return planner_for(speculative, bounds, costs, self.prior())
+        return planner_for(speculative, bounds, self._cost_model(models, config), self._estimator(config))
 
-    def prior(self) -> AcceptancePrior | None:
-        """What the draft says of its own acceptance; None where it says nothing."""
+    def _cost_model(self, models: EngineModels, config: EngineConfig) -> CostModel:
+        """Costs of these settings, with what steps of earlier engines have taught."""
+        key = self.key(config)
+        if key not in self._costs:
+            self._costs[key] = CostModel(self.profile(models, config).costs)
+        return self._costs[key]
+
+    def _estimator(self, config: EngineConfig) -> AcceptanceEstimator:
+        """Acceptance as far as it is known, for the requests of a new engine."""
+        speculative = config.speculative
+        key = (speculative.looks_up(has_draft=True), speculative.acceptance)
+        if key not in self._estimators:
+            self._estimators[key] = AcceptanceEstimator(self.priors())
+        return self._estimators[key].successor()
+
+    def priors(self) -> AcceptancePriors:
+        """What the draft says of its own acceptance, as far as it says anything."""
         if self.draft is None:
-            return None
-        rates = read_draft_metadata(self.draft).acceptance_prior
-        return AcceptancePrior(rates) if rates else None
+            return AcceptancePriors()
+        metadata = read_draft_metadata(self.draft)
+        greedy, sampled = metadata.acceptance_prior, metadata.acceptance_prior_sampled
+        return AcceptancePriors(
+            AcceptancePrior(greedy) if greedy else AcceptancePrior(), AcceptancePrior(sampled) if sampled else None
+        )
 
     def profile(self, models: EngineModels, config: EngineConfig) -> StoredProfile:
         """Costs for these settings; what was stored for others, or is damaged, is measured again."""

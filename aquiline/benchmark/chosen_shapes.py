@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aquiline.config import SpeculativeConfig
-from aquiline.engine.acceptance import USUAL_SKILL, AcceptancePrior
+from aquiline.engine.acceptance import USUAL_SKILL
+from aquiline.engine.acceptance_prior import AcceptancePriors
 from aquiline.engine.cost_model import CostModel, CostProfile
 from aquiline.engine.plan import StepLoad
 from aquiline.engine.planner import AutoPlanner, PlannerSettings
@@ -36,11 +37,11 @@ class ChosenShape:
 
 
 def chosen_shapes(
-    costs: CostProfile, config: SpeculativeConfig, draft: EagleConfig, prior: AcceptancePrior | None = None
+    costs: CostProfile, config: SpeculativeConfig, draft: EagleConfig, priors: AcceptancePriors | None = None
 ) -> list[ChosenShape]:
-    """The planner's first choice for each of LOADS, every request with a context of 256 tokens."""
+    """The planner's first choice for each of LOADS, every request greedy and with a context of 256 tokens."""
     bounds = bounds_of(config, draft.draft_vocab_size)
-    settings = PlannerSettings(bounds, config.objective, prior or AcceptancePrior())
+    settings = PlannerSettings(bounds, config.objective, priors or AcceptancePriors())
     found = []
     for num_requests in LOADS:
         planner = AutoPlanner(CostModel(costs, learns=False), settings)
@@ -67,7 +68,7 @@ def chosen_shapes(
 def _load(num_requests: int) -> StepLoad:
     requests = []
     for index in range(num_requests):
-        request = Request(f"r{index}", (0,) * CONTEXT, SamplingParams(), seed=0)
+        request = Request(f"r{index}", (0,) * CONTEXT, SamplingParams(temperature=0.0), seed=0)
         request.token_ids.append(0)
         request.num_computed_tokens, request.num_draft_rows = CONTEXT, CONTEXT - 1
         requests.append(request)

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
     if llm.models.draft is None:
         raise UserError(f"there is no draft model for {settings.model!r}, and nothing to plan; name one with --draft")
     stored = _stored(llm, settings)
-    chosen = chosen_shapes(stored.costs, settings.config.speculative, llm.models.draft.config, llm.step_costs.prior())
+    chosen = chosen_shapes(stored.costs, settings.config.speculative, llm.models.draft.config, llm.step_costs.priors())
     if settings.plot is not None:
         _write_picture(settings.plot, stored)
     if settings.table is not None:

@@ -1,4 +1,4 @@
-"""How likely draft tokens are to be accepted: learnt from every step, shared by all requests, bent to each.
+"""How likely draft tokens are to be accepted: learnt from every step, shared by the requests of a class, bent to each.
 
 The rate of a child is the chance that the target draws it where its parent was accepted. Children of one node exclude
 each other, so their rates add up to at most 1. The survival of a node is the product of the rates on its path: the
@@ -15,13 +15,20 @@ from __future__ import annotations
 import itertools
 from bisect import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from aquiline.errors import InvalidParameterError
+from aquiline.engine.acceptance_prior import (
+    MAX_LEARNT_DEPTH,
+    MAX_LEARNT_RANK,
+    MOST_CERTAIN,
+    AcceptancePrior,
+    AcceptancePriors,
+    RequestClass,
+    class_of,
+)
+from aquiline.request import Request
 from aquiline.speculation import StaticTree
 
-MAX_LEARNT_DEPTH = 8
-MAX_LEARNT_RANK = 8
 # Trials of the shared estimate fade with this half-life, so that it follows the traffic.
 FADING = 0.5 ** (1 / 800)
 PRIOR_TRIALS = 12.0
@@ -29,124 +36,99 @@ PRIOR_TRIALS = 12.0
 OWN_FADING = 0.97
 IDLE_FADING = 0.99  # per step without a tree
 OWN_PRIOR_TRIALS = 4.0
-MOST_CERTAIN = 0.98
 # Deeper nodes are expected to fare as much better or worse than foretold as those above them, within bounds.
 MOST_CHANGE = 2.0
-DEPTH_FACTOR = 0.95
 # Requests are sorted by how much better or worse than usual their drafts fare, as a factor of the odds.
 SKILLS = (0.07, 0.3, 1.0, 3.0)
 USUAL_SKILL = SKILLS.index(1.0)
-
-
-@dataclass(frozen=True)
-class AcceptancePrior:
-    """What is expected of a draft before anything was seen of it.
-
-    Attributes:
-        depth_rank: rate of each rank, best first, for every depth from 1; deeper ones fall by DEPTH_FACTOR each.
-    """
-
-    depth_rank: tuple[tuple[float, ...], ...] = ((0.55, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01),)
-
-    def __post_init__(self) -> None:
-        is_sound = bool(self.depth_rank) and all(
-            row and all(0.0 <= rate <= 1.0 for rate in row) and sum(row) <= 1.0 + 1e-6 for row in self.depth_rank
-        )
-        if not is_sound:
-            raise InvalidParameterError(
-                f"the acceptance prior is {self.depth_rank}; it must hold rates by depth and rank, which lie between 0"
-                " and 1 and add up to at most 1 at each depth"
-            )
-
-    def rows(self) -> list[list[float]]:
-        """Rates of every learnt depth and rank."""
-        found: list[list[float]] = []
-        for depth in range(MAX_LEARNT_DEPTH):
-            if depth < len(self.depth_rank):
-                given = self.depth_rank[depth][:MAX_LEARNT_RANK]
-                found.append([*given, *[0.0] * (MAX_LEARNT_RANK - len(given))])
-            else:
-                found.append([rate * DEPTH_FACTOR for rate in found[-1]])
-        return found
+# A kind is a class and a skill; kinds are numbered class by class.
+NUM_KINDS = len(RequestClass) * len(SKILLS)
 
 
 @dataclass(slots=True)
-class _OwnTrials:
-    """Of one request: trials, hits, and the hits that the shared estimate foretold."""
+class _Path:
+    """An accepted path in a tree, and how often it was seen since the last refresh.
 
-    trials: float = 0.0
-    hits: float = 0.0
-    foretold: float = 0.0
-    skill: int = USUAL_SKILL
+    Attributes:
+        trials: depth (from 0), how many ranks were tried, and which was right, -1 for none.
+        hits: accepted nodes on it.
+        foretold: that the shared estimate foretold, in sum over the trials.
+    """
+
+    trials: tuple[tuple[int, int, int], ...]
+    hits: int
+    foretold: float
+    count: int = 0
 
 
-class AcceptanceEstimator:
-    """Rates by depth and rank, and the skill of each request.
+@dataclass(slots=True)
+class _ShapePaths:
+    """Paths seen in one shape, by how many of its nodes were held and which were accepted."""
+
+    shape: StaticTree
+    paths: dict[tuple[int, tuple[int, ...]], _Path] = field(default_factory=dict)
+
+
+class RateTable:
+    """Rates of one class by depth and rank.
 
     Deeper rates lean on those above them: what was seen at depth 1 says much about a depth that was never tried.
 
     Attributes:
-        num_observed: accepted paths that the shared estimate has seen.
+        num_observed: accepted paths seen so far.
         rates: rate of every depth (row 0 is depth 1) and rank, as of the last `refresh`.
+        version: changes whenever `rates` do.
     """
 
-    def __init__(self, prior: AcceptancePrior | None = None) -> None:
-        self._prior = (prior or AcceptancePrior()).rows()
+    def __init__(self, prior: AcceptancePrior) -> None:
+        self._prior = prior.rows()
         self._trials = [[0.0] * MAX_LEARNT_RANK for _ in range(MAX_LEARNT_DEPTH)]
         self._hits = [[0.0] * MAX_LEARNT_RANK for _ in range(MAX_LEARNT_DEPTH)]
-        self._own: dict[str, _OwnTrials] = {}
+        # By identity, which stays a shape's own as long as it is kept here.
+        self._seen: dict[int, _ShapePaths] = {}
         self.num_observed = 0
+        self.version = 0
         self.rates: list[list[float]] = []
         self.refresh()
 
     @property
     def num_trials(self) -> float:
-        """Weight of what was seen of first children of roots."""
+        """Weight of what was seen of first children of roots, as of the last `refresh`."""
         return self._trials[0][0]
 
-    def rate(self, depth: int, rank: int) -> float:
-        """Rate of one child at `depth` (from 1); depths beyond what is learnt continue the last, ranks have none."""
-        return self.rates[min(depth, MAX_LEARNT_DEPTH) - 1][rank] if rank < MAX_LEARNT_RANK else 0.0
+    def path(self, shape: StaticTree, num_draft_tokens: int, accepted: tuple[int, ...]) -> _Path:
+        """What an accepted path says; the same record until the next `refresh`."""
+        seen = self._seen.get(id(shape))
+        if seen is None:
+            seen = self._seen[id(shape)] = _ShapePaths(shape)
+        path = seen.paths.get((num_draft_tokens, accepted))
+        if path is None:
+            path = seen.paths[num_draft_tokens, accepted] = self._new_path(shape, num_draft_tokens, accepted)
+        return path
 
-    def observe(
-        self, request_id: str, shape: StaticTree, num_draft_tokens: int, accepted: Sequence[int], is_usual: bool = True
-    ) -> None:
-        """Learn from the path that one tree got accepted; `refresh` makes it count.
-
-        Args:
-            num_draft_tokens: the request held the first so many nodes of `shape`.
-            accepted: accepted nodes from the root's child down.
-            is_usual: False for a request with rules that the draft cannot see: only its own skill learns.
-        """
-        own = self._own.get(request_id)
-        if own is None:
-            own = self._own[request_id] = _OwnTrials()
-        self.num_observed += is_usual
+    def _new_path(self, shape: StaticTree, num_draft_tokens: int, accepted: tuple[int, ...]) -> _Path:
         num_children = shape.truncated(num_draft_tokens).num_children
-        parent = 0
+        trials, parent, foretold = [], 0, 0.0
         for depth in range(min(len(accepted) + 1, MAX_LEARNT_DEPTH)):
-            num_ranks = num_children[parent]
+            num_ranks = min(num_children[parent], MAX_LEARNT_RANK)
             if not num_ranks:
                 break
             is_hit = depth < len(accepted)
-            own.trials = own.trials * OWN_FADING + 1.0
-            own.hits = own.hits * OWN_FADING + is_hit
-            own.foretold = own.foretold * OWN_FADING + sum(self.rates[depth][:num_ranks])
-            if is_usual:
-                self._count(depth, num_ranks, shape.ranks[accepted[depth]] if is_hit else -1)
+            trials.append((depth, num_ranks, shape.ranks[accepted[depth]] if is_hit else -1))
+            foretold += sum(self.rates[depth][:num_ranks])
             if not is_hit:
                 break
             parent = accepted[depth]
-        own.skill = _skill_of(own)
-
-    def _count(self, depth: int, num_ranks: int, hit: int) -> None:
-        trials, hits = self._trials[depth], self._hits[depth]
-        for rank in range(min(num_ranks, MAX_LEARNT_RANK)):
-            trials[rank] = trials[rank] * FADING + 1.0
-            hits[rank] = hits[rank] * FADING + (rank == hit)
+        return _Path(tuple(trials), sum(hit >= 0 for _, _, hit in trials), foretold)
 
     def refresh(self) -> None:
         """Bring `rates` up to what was observed."""
+        for seen in self._seen.values():
+            for path in seen.paths.values():
+                if path.count:
+                    self._take(path)
+        self._seen.clear()
+        self.version += 1
         self.rates, change = [], 1.0
         for trials, hits, expected in zip(self._trials, self._hits, self._prior, strict=True):
             first = _blended(hits[0], trials[0], min(expected[0] * change, MOST_CERTAIN))
@@ -158,15 +140,101 @@ class AcceptanceEstimator:
                 left -= row[-1]
             self.rates.append(row)
 
+    def _take(self, path: _Path) -> None:
+        # So many trials one after the other: each fades those before it.
+        kept = FADING**path.count
+        added = (1.0 - kept) / (1.0 - FADING)
+        for depth, num_ranks, hit in path.trials:
+            trials, hits = self._trials[depth], self._hits[depth]
+            for rank in range(num_ranks):
+                trials[rank] = trials[rank] * kept + added
+                hits[rank] = hits[rank] * kept + (added if rank == hit else 0.0)
+
+
+@dataclass(slots=True)
+class _OwnTrials:
+    """Of one request: trials, hits, and the hits that the shared estimate foretold."""
+
+    request_class: RequestClass
+    trials: float = 0.0
+    hits: float = 0.0
+    foretold: float = 0.0
+    skill: int = USUAL_SKILL
+
+    @property
+    def kind(self) -> int:
+        return self.request_class * len(SKILLS) + self.skill
+
+
+class AcceptanceEstimator:
+    """Rates of every class, and the skill of each request.
+
+    Attributes:
+        tables: by class.
+    """
+
+    def __init__(self, priors: AcceptancePriors | None = None) -> None:
+        given = priors or AcceptancePriors()
+        self.tables = tuple(RateTable(given.of(each)) for each in RequestClass)
+        self._own: dict[str, _OwnTrials] = {}
+
+    def successor(self) -> AcceptanceEstimator:
+        """One for the requests of another engine that knows, and goes on learning, the same rates."""
+        other = AcceptanceEstimator.__new__(AcceptanceEstimator)
+        other.tables, other._own = self.tables, {}
+        return other
+
+    @property
+    def num_observed(self) -> int:
+        """Accepted paths that the shared estimates have seen."""
+        return sum(table.num_observed for table in self.tables)
+
+    def kind(self, request: Request) -> int:
+        """Class and skill of a request in one number; the usual skill where little is known of it."""
+        own = self._own.get(request.request_id)
+        if own is None:
+            own = self._own[request.request_id] = _OwnTrials(class_of(request.params))
+        return own.kind
+
     def skill(self, request_id: str) -> int:
-        """Which of SKILLS describes a request best; the usual one where little is known of it."""
+        """Which of SKILLS describes a request best."""
         own = self._own.get(request_id)
         return USUAL_SKILL if own is None else own.skill
+
+    def observe(
+        self,
+        request_id: str,
+        shape: StaticTree,
+        num_draft_tokens: int,
+        accepted: tuple[int, ...],
+        is_usual: bool = True,
+    ) -> None:
+        """Learn from the path that one tree got accepted; `refresh` of the table makes it count.
+
+        Args:
+            num_draft_tokens: the request held the first so many nodes of `shape`.
+            accepted: accepted nodes from the root's child down.
+            is_usual: False for a request with rules that the draft cannot see: only its own skill learns.
+        """
+        own = self._own.get(request_id)
+        if own is None:
+            own = self._own[request_id] = _OwnTrials(RequestClass.GREEDY)
+        table = self.tables[own.request_class]
+        path = table.path(shape, num_draft_tokens, accepted)
+        num_trials = len(path.trials)
+        kept = OWN_FADING**num_trials
+        own.trials = own.trials * kept + num_trials
+        own.hits = own.hits * kept + path.hits
+        own.foretold = own.foretold * kept + path.foretold
+        own.skill = _skill_of(own)
+        if is_usual:
+            path.count += 1
+            table.num_observed += 1
 
     def fade(self, request_id: str) -> None:
         """Let a request that grows no tree come back to the usual skill, little by little."""
         own = self._own.get(request_id)
-        if own is not None:
+        if own is not None and own.skill != USUAL_SKILL:
             own.trials *= IDLE_FADING
             own.hits *= IDLE_FADING
             own.foretold *= IDLE_FADING
@@ -175,6 +243,11 @@ class AcceptanceEstimator:
     def forget(self, request_id: str) -> None:
         """Drop what is known of a request that has ended."""
         self._own.pop(request_id, None)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of which something is kept."""
+        return len(self._own)
 
 
 def with_skill(rates: Sequence[float], skill: float) -> list[float]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from aquiline.engine.cost_model import CostProfile, Curve, StepSeconds, StepSize
+from aquiline.engine.cost_curve import Curve
+from aquiline.engine.cost_model import CostProfile, StepSeconds, StepSize
 from aquiline.engine.plan import StepReport
 from aquiline.errors import InvalidParameterError
 

@@ -5,13 +5,15 @@ grow again, the rows are written in batches that hardly lengthen a step.
 
     num_draft_rows 40, num_computed_tokens 100: 60 rows behind, features h40..h99 are kept
 
-Rows of the prompt are written soon in any case: other requests can share a prompt only with them.
+Rows of the prompt are written soon while trees grow: other requests can share a prompt only with them. While the draft
+rests they wait like all others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from aquiline.engine.cost_model import StepCosts
 from aquiline.engine.plan import StepLoad, StepPlan
@@ -24,6 +26,40 @@ CATCH_UP_SHARE = 0.08
 LEAST_CATCH_UP_ROWS = 8
 
 
+class DraftUse(Enum):
+    """What the draft is good for at the present load."""
+
+    GROWS = "trees grow, or may soon"
+    RESTS = "plain decoding is better"
+    HOPELESS = "no tree will grow again, as far as one can see"
+
+
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """How far the draft is behind.
+
+    Attributes:
+        most_pending: rows of the request that is furthest behind.
+        num_behind: rows that the requests which could grow trees have to catch up with first, beyond the usual few.
+    """
+
+    most_pending: int
+    num_behind: int
+
+
+def debt_of(load: StepLoad) -> Debt:
+    """The debt of a step's requests; those that have only just been prefilled catch up in any case."""
+    most = max([request.num_computed_tokens - request.num_draft_rows for request in load.speculating], default=0)
+    if most <= ROWS_AT_ONCE:
+        return Debt(most, 0)
+    behind = 0
+    for request in load.growing:
+        pending = request.num_computed_tokens - request.num_draft_rows
+        if pending > ROWS_AT_ONCE and not _has_just_begun(request):
+            behind += pending
+    return Debt(most, behind)
+
+
 @dataclass(frozen=True)
 class DebtPolicy:
     """Bounds of the debt.
@@ -34,42 +70,34 @@ class DebtPolicy:
 
     max_rows: int = 512
 
-    def num_behind(self, load: StepLoad) -> int:
-        """Rows that the requests which could grow trees have to catch up with first, beyond the usual few."""
-        behind = 0
-        for request in load.growing:
-            pending = num_pending(request)
-            if pending > ROWS_AT_ONCE and not _lacks_prompt_rows(request):
-                behind += pending
-        return behind
-
     def plan(
-        self, load: StepLoad, plan: StepPlan, step_seconds: float, costs: StepCosts, is_hopeless: bool
+        self, load: StepLoad, plan: StepPlan, debt: Debt, step_seconds: float, costs: StepCosts, use: DraftUse
     ) -> StepPlan:
         """Settle which draft rows a step writes, and which trees have to wait for theirs.
 
         Args:
             plan: names the requests that should hold trees.
             step_seconds: of the step without any catching up.
-            is_hopeless: no tree will grow again, as far as one can see.
         """
         wanted = plan.num_draft_tokens or {}
+        if not wanted and use is not DraftUse.GROWS and debt.most_pending <= self.max_rows:
+            return StepPlan(plan.shape, {}, {})
         trees: dict[str, int] = {}
         late: list[Request] = []
         gives_up: list[Request] = []
         for request in load.speculating:
-            pending = num_pending(request)
+            pending = request.num_computed_tokens - request.num_draft_rows
             if pending <= 0:
                 continue
             size = wanted.get(request.request_id, 0)
-            if size and (pending <= ROWS_AT_ONCE or _lacks_prompt_rows(request)):
+            if size and (pending <= ROWS_AT_ONCE or (use is DraftUse.GROWS and _has_just_begun(request))):
                 trees[request.request_id] = size
-            elif is_hopeless:
+            elif use is DraftUse.HOPELESS:
                 if pending > self.max_rows:
                     gives_up.append(request)
-            elif size or pending > self.max_rows or _lacks_prompt_rows(request):
+            elif size or pending > self.max_rows or (use is DraftUse.GROWS and _lacks_prompt_rows(request)):
                 late.append(request)
-        if len(trees) == 1 == len(wanted) and not late and not gives_up:
+        if len(trees) == len(wanted) and not late and not gives_up:
             return replace(plan, num_draft_tokens=trees, num_new_draft_rows={})
         rows = self._catch_up(late, step_seconds, costs) if late else {}
         most = max(trees.values(), default=0)
@@ -90,6 +118,10 @@ class DebtPolicy:
 def num_pending(request: Request) -> int:
     """Draft rows that could be written and are not."""
     return request.num_computed_tokens - request.num_draft_rows
+
+
+def _has_just_begun(request: Request) -> bool:
+    return request.num_computed_tokens <= request.num_prompt_tokens
 
 
 def _lacks_prompt_rows(request: Request) -> bool:

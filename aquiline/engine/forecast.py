@@ -1,32 +1,44 @@
-"""What one step would be like: the records that the planner reckons with."""
+"""What one step would be like under every candidate: all of them are reckoned at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from aquiline.config import Objective
+from aquiline.engine.acceptance import SKILLS
+from aquiline.engine.acceptance_prior import RequestClass
+from aquiline.engine.cost_model import StepCosts
 from aquiline.engine.plan import StepLoad
-from aquiline.engine.tree_families import Candidate
+from aquiline.engine.planner_candidates import Candidate, CandidateTable
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# Trees may end below so many of the next stairs of the cost curve.
+STAIRS_AHEAD = 2
+NO_ROOM_LIMIT = 0
+FIRST_GUIDED = RequestClass.GUIDED * len(SKILLS)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Situation:
     """What all candidates of one step have in common.
 
     Attributes:
-        skills: (skill, how many growing requests have it).
-        other_seconds: of a forward over those other rows alone.
+        kinds: how many of the growing requests are of each kind.
+        other_seconds: of a forward over other rows alone, prefill and looked-up ones.
         entry_seconds: what the draft has to catch up with before trees can grow, per step of the payback time.
-        key: tells one load from another.
-        seconds: what is known of step times at this load, by candidate and number of nodes.
+        max_draft_tokens: most nodes that all trees of the step may have together.
     """
 
     load: StepLoad
-    skills: list[tuple[int, int]]
+    kinds: tuple[int, ...]
     other_seconds: float
     entry_seconds: float
-    key: tuple[int, int, int]
-    seconds: dict[tuple[int, int], float]
+    max_draft_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +46,12 @@ class Forecast:
     """What one candidate would do in a step.
 
     Attributes:
+        num_draft_tokens: of all requests together.
         expected: committed tokens of all requests.
         wait: step time per committed token, averaged over the decoding requests.
         score: larger is better, under the objective.
+        room: most nodes of all requests together, the first of whom hold what the candidate gives them and the others
+            none; 0: all hold it.
     """
 
     candidate: Candidate
@@ -45,8 +60,121 @@ class Forecast:
     seconds: float
     wait: float
     score: float
+    room: int = NO_ROOM_LIMIT
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Names the choice across changes of shapes; only that some requests go without, not how many."""
+        return (*self.candidate.key, int(self.room != NO_ROOM_LIMIT))
 
 
-def nodes_of(candidate: Candidate, skills: Sequence[tuple[int, int]]) -> int:
-    """Nodes of all requests together; `skills` as in `Situation`."""
-    return sum(candidate.num_draft_tokens[skill] * count for skill, count in skills)
+@dataclass(frozen=True)
+class Outlook:
+    """All candidates of one step, and shares of them; the first is plain decoding.
+
+    Attributes:
+        place: of the candidate in the table.
+        room: as in `Forecast`.
+    """
+
+    table: CandidateTable
+    place: IntArray  # [num_choices]
+    room: IntArray  # [num_choices]
+    num_draft_tokens: FloatArray  # [num_choices]
+    expected: FloatArray  # [num_choices]
+    seconds: FloatArray  # [num_choices]
+    wait: FloatArray  # [num_choices]
+    score: FloatArray  # [num_choices]
+
+    def forecast(self, index: int) -> Forecast:
+        """One of them."""
+        return Forecast(
+            self.table.candidate(int(self.place[index])),
+            round(float(self.num_draft_tokens[index])),
+            float(self.expected[index]),
+            float(self.seconds[index]),
+            float(self.wait[index]),
+            float(self.score[index]),
+            int(self.room[index]),
+        )
+
+    def find(self, key: tuple[int, int, int]) -> int | None:
+        """Which one has a key, the best of them if several have; None: none."""
+        place = self.table.places.get(key[:2])
+        if place is None:
+            return None
+        if key[2] == NO_ROOM_LIMIT and place < len(self.table.family) and self.score[place] > -np.inf:
+            return place
+        found = np.flatnonzero((self.place == place) & ((self.room != NO_ROOM_LIMIT) == bool(key[2])))
+        found = found[self.score[found] > -np.inf]
+        return int(found[self.score[found].argmax()]) if len(found) else None
+
+
+def outlook(table: CandidateTable, situation: Situation, costs: StepCosts, objective: Objective) -> Outlook:
+    """Reckon all candidates.
+
+    Where trees of all requests would just reach beyond a stair of the cost curve, or beyond the rows of the step, there
+    is a second choice: only so many requests hold their nodes as stay below it.
+
+    Worked example, 12 requests that would hold 1 node each and a stair behind 16 rows: with room for 4 nodes a third of
+    the requests hold theirs, and the step commits a third of what the nodes would add.
+    """
+    load, kinds = situation.load, np.array(situation.kinds, dtype=np.float64)
+    num_roots, num_idle = load.num_roots, load.num_roots - sum(situation.kinds)
+    nodes, trees = table.sizes @ kinds, table.holds @ kinds
+    expected, waits = num_idle + table.gains @ kinds, num_idle + table.waits @ kinds
+    masked = table.sizes[:, FIRST_GUIDED:] @ kinds[FIRST_GUIDED:]
+    present = kinds > 0.0
+    most = table.sizes[:, present].max(axis=1).astype(np.int64) if present.any() else np.zeros(len(nodes), np.int64)
+    widths = table.families.level_widths[table.family, most]
+    place, room = np.arange(len(nodes)), np.zeros(len(nodes), dtype=np.int64)
+    for limit in _rooms(situation, costs):
+        over = np.flatnonzero(nodes[: len(table.family)] > limit)
+        if not len(over):
+            continue
+        share = limit / nodes[over]
+        nodes = np.append(nodes, np.full(len(over), float(limit)))
+        trees = np.append(trees, np.ceil(trees[over] * share))
+        expected = np.append(expected, num_roots + (expected[over] - num_roots) * share)
+        waits = np.append(waits, num_roots + (waits[over] - num_roots) * share)
+        masked = np.append(masked, masked[over] * share)
+        widths = np.concatenate((widths, widths[over]))
+        place, room = np.append(place, over), np.append(room, np.full(len(over), limit))
+    num_guided = float(kinds[FIRST_GUIDED:].sum())
+    seconds = _seconds(load, nodes, costs)
+    seconds += costs.draft_seconds_of((np.rint(expected - num_roots) + trees) * (nodes > 0.0), widths * trees[:, None])
+    seconds += costs.mask_seconds * (masked + num_guided)
+    entered = seconds + situation.entry_seconds * (nodes > 0.0)
+    wait = entered * waits / max(1, num_roots)
+    rate = expected / np.maximum(entered - situation.other_seconds, 1e-9)
+    score = np.where(nodes > situation.max_draft_tokens, -np.inf, scores(objective, rate, wait))
+    return Outlook(table, place, room, nodes, expected, seconds, wait, score)
+
+
+def _seconds(load: StepLoad, nodes: FloatArray, costs: StepCosts) -> FloatArray:
+    """Of forwards and of everything but draft and grammar."""
+    row_context = load.context + nodes * (load.context // max(1, load.num_roots))
+    seconds = costs.verify_seconds_of(nodes + (load.num_roots + load.num_other_rows), load.context, row_context)
+    return seconds + costs.other_seconds_of(nodes + load.num_roots, load.num_roots)
+
+
+def _rooms(situation: Situation, costs: StepCosts) -> list[int]:
+    """Numbers of nodes at which trees of a step may end although some requests then go without."""
+    load = situation.load
+    taken = load.num_roots + load.num_other_rows
+    rooms = (
+        [stair - taken for stair in costs.stairs if stair > taken][:STAIRS_AHEAD] if sum(situation.kinds) > 1 else []
+    )
+    limit = situation.max_draft_tokens
+    rooms = [room for room in rooms if room < limit]
+    # Where the step has no rows for more, that is the last end.
+    return [*rooms, limit] if 0 < limit < 2**20 else rooms
+
+
+def scores(objective: Objective, tokens_per_second: FloatArray, seconds_per_token: FloatArray) -> FloatArray:
+    """How good steps would be; larger is better, and what breaks an `slo:` is below 0."""
+    if objective.text == "latency":
+        return 1.0 / seconds_per_token
+    if objective.limit_seconds is None:
+        return tokens_per_second
+    return np.where(seconds_per_token > objective.limit_seconds, -seconds_per_token, tokens_per_second)

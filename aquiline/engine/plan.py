@@ -70,7 +70,7 @@ class StepPlan:
         return None if self.num_new_draft_rows is None else self.num_new_draft_rows.get(request.request_id, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TreeOutcome:
     """What became of one request's tree.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aquiline.config import SpeculativeConfig
-from aquiline.engine.acceptance import MAX_LEARNT_RANK, AcceptancePrior
+from aquiline.engine.acceptance import AcceptanceEstimator
+from aquiline.engine.acceptance_prior import MAX_LEARNT_RANK
 from aquiline.engine.cost_model import CostModel
 from aquiline.engine.plan import StepLoad, StepPlan, StepPlanner, StepReport
 from aquiline.engine.planner import AutoPlanner, PlannerSettings
@@ -28,14 +29,14 @@ def planner_for(
     config: SpeculativeConfig,
     bounds: TreeBounds,
     costs: CostModel | None = None,
-    prior: AcceptancePrior | None = None,
+    estimator: AcceptanceEstimator | None = None,
     has_draft: bool = True,
 ) -> StepPlanner:
     """The planner that the settings ask for.
 
     Args:
         costs: of this machine; None: generic ones that never change, so that no choice depends on a clock.
-        prior: what is expected of the draft at first.
+        estimator: what is known, or expected, of the draft; None: the generic prior.
         has_draft: False: nothing proposes tokens, and every step is plain.
     """
     if not has_draft:
@@ -44,8 +45,8 @@ def planner_for(
         return FixedPlanner([(most, mode.shape or NO_TREE) for most, mode in config.table.entries])
     if not config.mode.is_auto:
         return FixedPlanner([(None, config.mode.shape or NO_TREE)])
-    settings = PlannerSettings(bounds, config.objective, prior or AcceptancePrior())
-    return AutoPlanner(costs or CostModel(learns=False), settings)
+    settings = PlannerSettings(bounds, config.objective)
+    return AutoPlanner(costs or CostModel(learns=False), settings, estimator)
 
 
 class FixedPlanner:

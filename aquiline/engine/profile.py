@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from aquiline.engine.cost_model import CostProfile, Curve
+from aquiline.engine.cost_curve import Curve
+from aquiline.engine.cost_model import CostProfile
 from aquiline.errors import ModelFormatError, UserError
 
 FORMAT = "aquiline-cost-profile"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from itertools import takewhile
-from operator import ge
 
+from aquiline.engine.acceptance_prior import has_hidden_rules
 from aquiline.engine.commit import AcceptedRun
 from aquiline.engine.cost_model import StepSeconds, StepSize
 from aquiline.engine.forecast_tally import ForecastTally
@@ -34,8 +32,8 @@ class StepObserver:
     def start(self, step: StepLayout) -> None:
         """A step is laid out, and none of its phases is over."""
         if self._planner.learns:
-            self._before = dict(self._clock.seconds)
-            self._num_new_rows = sum(scheduled.num_due_draft_rows for scheduled in step.ordered)
+            self._before = self._clock.seconds.copy()
+            self._num_new_rows = sum([scheduled.num_due_draft_rows for scheduled in step.ordered])
 
     def finish(self, step: StepLayout, shape: TreeShape, runs: Mapping[str, AcceptedRun]) -> None:
         """All phases of the step are over."""
@@ -48,9 +46,12 @@ class StepObserver:
                 continue
             run = runs.get(request.request_id)
             if run is not None:
-                # A path that leaves the grown nodes for looked-up ones is a miss of the draft model.
-                accepted = tuple(takewhile(partial(ge, held), run.nodes))
-                outcomes.append(TreeOutcome(request.request_id, held, accepted, request.params.guided is None))
+                nodes = run.nodes
+                if nodes and nodes[-1] > held:
+                    # Nodes of a path are numbered downwards, and looked-up ones behind all that grew: where the path
+                    # leaves the grown nodes, the draft model has missed.
+                    nodes = tuple(node for node in nodes if node <= held)
+                outcomes.append(TreeOutcome(request.request_id, held, nodes, not has_hidden_rules(request.params)))
         # A prefill attends in another way, and trees of other shapes are drafted apart from those of the step's.
         is_usual = not step.prefill_requests and all(s.request.own_shape is None for s in step.growing_requests)
         seconds = self._seconds() if is_usual else None
@@ -61,23 +62,36 @@ class StepObserver:
         self._planner.observe(report)
 
     def _seconds(self) -> StepSeconds:
-        spent = {phase: seconds - self._before[phase] for phase, seconds in self._clock.seconds.items()}
-        host = spent["schedule"] + spent["grammar"] + spent["commit"]
-        return StepSeconds(spent["verify"], spent["draft"], spent["sample"], host)
+        now, before = self._clock.seconds, self._before
+        host = now["schedule"] - before["schedule"] + now["commit"] - before["commit"]
+        return StepSeconds(
+            now["verify"] - before["verify"],
+            now["draft"] - before["draft"],
+            now["sample"] - before["sample"],
+            host,
+            now["grammar"] - before["grammar"],
+        )
 
 
 def step_size(step: StepLayout, shape: TreeShape, num_new_rows: int) -> StepSize:
     """Size of a step that has just run; its context is that after the step, a few tokens more than before."""
-    context = row_context = num_rows = num_drawn = 0
-    for scheduled in step.ordered:
+    context = row_context = num_drawn = num_masked = 0
+    num_rows = len(step.plain_requests)
+    for scheduled in step.plain_requests:
+        context += scheduled.request.num_computed_tokens
+        num_masked += scheduled.request.params.guided is not None
+    row_context, num_drawn = context, num_rows
+    for scheduled in step.tree_requests:
         rows = step.num_rows(scheduled)
         num_rows += rows
-        if scheduled.num_new_tokens == 1 and scheduled.draws_token:
-            context += scheduled.request.num_computed_tokens
-            row_context += rows * scheduled.request.num_computed_tokens
-            num_drawn += rows
-        else:
-            num_drawn += scheduled.draws_token
+        num_drawn += rows
+        context += scheduled.request.num_computed_tokens
+        row_context += rows * scheduled.request.num_computed_tokens
+        num_masked += rows * (scheduled.request.params.guided is not None)
+    for scheduled in step.prefill_requests:
+        num_rows += scheduled.num_new_tokens
+        num_drawn += scheduled.draws_token
+        num_masked += scheduled.draws_token and scheduled.request.params.guided is not None
     num_trees = len(step.growing_requests)
     widths = shape.level_widths if isinstance(shape, StaticTree) else ()
     return StepSize(
@@ -88,4 +102,5 @@ def step_size(step: StepLayout, shape: TreeShape, num_new_rows: int) -> StepSize
         row_context=row_context,
         num_new_rows=num_new_rows,
         level_rows=tuple(width * num_trees for width in widths) if num_trees else (),
+        num_masked_rows=num_masked,
     )

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-from aquiline.engine.acceptance import MAX_LEARNT_RANK, SKILLS, AcceptanceEstimator, with_skill
+import numpy as np
+from numpy.typing import NDArray
+
+from aquiline.engine.acceptance import SKILLS
+from aquiline.engine.acceptance_prior import MAX_LEARNT_DEPTH, MAX_LEARNT_RANK, MOST_CERTAIN
 from aquiline.speculation import DynamicTree, StaticTree, TreeShape, max_children
 
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Rates = Sequence[Sequence[float]]
+"""By depth, the first row depth 1, and rank."""
+
 # Deepest node and most children of a node; the first family is the chains.
-FAMILY_BOUNDS = ((6, 1), (1, MAX_LEARNT_RANK), (2, MAX_LEARNT_RANK), (3, MAX_LEARNT_RANK), (5, MAX_LEARNT_RANK))
-DEEPEST = 10
-SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
-# A node that is committed less often than this is no candidate at any price.
-LEAST_SURVIVAL = 0.002
-ROUNDING = 1e-9
+FAMILY_BOUNDS = (
+    (6, 1),
+    (1, MAX_LEARNT_RANK),
+    (2, MAX_LEARNT_RANK),
+    (3, MAX_LEARNT_RANK),
+    (5, MAX_LEARNT_RANK),
+    (10, MAX_LEARNT_RANK),
+)
+# One less than 8, 16, 32 and 64 fills a panel of rows together with the root.
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 20, 24, 31, 32, 40, 48, 63, 64)
+# Behind the rates of all depths and ranks: that of the root, and that of a node which is not there.
+ROOT_PLACE = MAX_LEARNT_DEPTH * MAX_LEARNT_RANK
+NO_PLACE = ROOT_PLACE + 1
 
 
 @dataclass(frozen=True)
@@ -44,109 +58,97 @@ class TreeBounds:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One shape with what it would bring, for requests of every skill.
-
-    Requests that draft badly hold fewer nodes of the shape: a node is theirs as long as its survival is no less than
-    that of the shape's last node for a request of usual skill. So one threshold divides the nodes of a step.
+class TreeFamilies:
+    """Trees that grew node by node, the most promising first; every beginning of one is a candidate.
 
     Attributes:
-        shape: that of the request that holds most; the others hold its first nodes.
-        num_draft_tokens: by skill.
-        expected: committed tokens of a step, the bonus token included, by skill.
-        key: names the candidate across changes of its shape: its family and its size there.
-        level_widths: nodes with children on every level, the root's level first: what the draft runs per tree.
+        shapes: one per family.
+        rate_places: by family, node and level of its path, which of the rates it takes, depth by depth and rank by
+            rank; ROOT_PLACE above the root and NO_PLACE for nodes that a family lacks.
+        level_widths: by family, size and level, the nodes with children, which the draft runs; the root's level first.
+        family, size: of every candidate.
     """
 
-    shape: StaticTree
-    num_draft_tokens: tuple[int, ...]
-    expected: tuple[float, ...]
-    level_widths: tuple[int, ...]
-    key: tuple[int, int] = (-1, 0)
+    shapes: tuple[StaticTree, ...]
+    rate_places: IntArray  # [num_families, max_nodes, max_depth]
+    level_widths: FloatArray  # [num_families, max_nodes, max_depth]
+    family: IntArray  # [num_candidates]
+    size: IntArray  # [num_candidates]
+
+    @classmethod
+    def grown(cls, rates: Rates, bounds: TreeBounds) -> TreeFamilies:
+        """Those that are best by the rates."""
+        shapes = [
+            best_first(rates, depth, min(width, bounds.max_children), bounds.max_draft_tokens)
+            for depth, width in FAMILY_BOUNDS
+        ]
+        num_nodes = max(len(shape.parents) for shape in shapes)
+        max_depth = max(1, *(shape.depth for shape in shapes))
+        places = np.full((len(shapes), num_nodes, max_depth), ROOT_PLACE, dtype=np.int64)
+        widths = np.zeros((len(shapes), num_nodes, max_depth))
+        for number, shape in enumerate(shapes):
+            _fill(shape, places[number], widths[number])
+        pairs = [
+            (number, size)
+            for number, shape in enumerate(shapes)
+            for size in SIZES
+            if size <= min(shape.num_draft_tokens, bounds.max_draft_tokens)
+        ]
+        numbers = np.array(pairs, dtype=np.int64).reshape(len(pairs), 2)
+        return cls(tuple(shapes), places, widths.cumsum(axis=1), numbers[:, 0], numbers[:, 1])
+
+    def survivals(self, rates: Rates) -> FloatArray:
+        """Of every node, by skill, family and node; 0 where a family has no such node."""
+        flat = np.ones((len(SKILLS), NO_PLACE + 1))
+        flat[:, :ROOT_PLACE] = bent_rates(rates).reshape(len(SKILLS), ROOT_PLACE)
+        flat[:, NO_PLACE] = 0.0
+        found: FloatArray = flat[:, self.rate_places].prod(axis=-1)
+        return found
 
 
-class TreeFamily:
-    """Trees that grow node by node, the most promising first, within bounds of depth and width."""
-
-    def __init__(
-        self, estimator: AcceptanceEstimator, max_depth: int, max_children: int, max_draft_tokens: int
-    ) -> None:
-        self.shape = _best_first(estimator, max_depth, max_children, max_draft_tokens)
-        self._survivals: list[list[float]] = []
-        self._expected: list[list[float]] = []
-        self._falling: list[list[float]] = []
-        self.refresh(estimator)
-
-    def refresh(self, estimator: AcceptanceEstimator) -> None:
-        """Take over new rates; the order of the nodes stays."""
-        self._survivals = [_survivals(self.shape, estimator.rates, skill) for skill in SKILLS]
-        self._expected = [list(accumulate(survivals)) for survivals in self._survivals]
-        # Least survival so far, negated so that it ascends.
-        self._falling = [[-least for least in accumulate(survivals, min)] for survivals in self._survivals]
-
-    def candidate(self, num_draft_tokens: int, family: int) -> Candidate:
-        """The candidate whose requests of usual skill hold so many nodes; `family` is the number of this one."""
-        usual = self._survivals[SKILLS.index(1.0)]
-        threshold = usual[num_draft_tokens]
-        sizes = tuple(bisect_right(falling, -threshold * (1.0 - ROUNDING)) - 1 for falling in self._falling)
-        shape = self.shape.truncated(max(sizes))
-        expected = tuple(values[size] for values, size in zip(self._expected, sizes, strict=True))
-        return Candidate(shape, sizes, expected, shape.level_widths, (family, num_draft_tokens))
-
-    def sizes(self) -> list[int]:
-        """Sizes worth a candidate."""
-        usual = self._survivals[SKILLS.index(1.0)]
-        return [size for size in SIZES if size <= self.shape.num_draft_tokens and usual[size] >= LEAST_SURVIVAL]
+def _fill(shape: StaticTree, places: IntArray, widths: FloatArray) -> None:
+    """Write what `TreeFamilies` says of one shape."""
+    places[len(shape.parents) :, 0] = NO_PLACE
+    for node in range(1, len(shape.parents)):
+        parent, depth, rank = shape.parents[node], shape.depths[node], shape.ranks[node]
+        places[node] = places[parent]
+        places[node, depth - 1] = (min(depth, MAX_LEARNT_DEPTH) - 1) * MAX_LEARNT_RANK + rank
+        if rank == 0:
+            # With its first child a node becomes one that the draft runs.
+            widths[node, depth - 1] = 1.0
 
 
-def grow_families(estimator: AcceptanceEstimator, bounds: TreeBounds) -> list[TreeFamily]:
-    """All families for the rates of now."""
-    limits = [*FAMILY_BOUNDS, (DEEPEST, MAX_LEARNT_RANK)]
-    return [
-        TreeFamily(estimator, depth, min(width, bounds.max_children), bounds.max_draft_tokens)
-        for depth, width in limits
-    ]
+def bent_rates(rates: Rates) -> FloatArray:
+    """`with_skill` of every depth's rates, for every skill: [num_skills, num_depths, num_ranks]."""
+    plain = np.array(rates, dtype=np.float64)
+    total = plain.sum(axis=1, keepdims=True)
+    certain = np.minimum(total, MOST_CERTAIN)
+    skills = np.array(SKILLS).reshape(-1, 1, 1)
+    factors = certain * skills / (1.0 - certain + certain * skills) / np.maximum(total, 1e-12)
+    bent: FloatArray = plain * factors
+    bent[SKILLS.index(1.0)] = plain
+    return bent
 
 
-def candidates_of(families: Sequence[TreeFamily]) -> list[Candidate]:
-    """One candidate per family and size, without repetitions."""
-    found: dict[tuple[StaticTree, tuple[int, ...]], Candidate] = {}
-    for number, family in enumerate(families):
-        for size in family.sizes():
-            candidate = family.candidate(size, number)
-            found.setdefault((candidate.shape, candidate.num_draft_tokens), candidate)
-    return list(found.values())
-
-
-def _best_first(estimator: AcceptanceEstimator, max_depth: int, max_children: int, max_draft_tokens: int) -> StaticTree:
+def best_first(rates: Rates, max_depth: int, max_children: int, max_draft_tokens: int) -> StaticTree:
     """Add the node with the best survival until the tree is full.
 
     Worked example, rates .6 .2 at depth 1 and .5 .1 at depth 2: the nodes come as 0 (.6), 00 (.3), 1 (.2), 10 (.1),
     01 (.06).
     """
-    parents, ranks, depths, survivals = [-1], [0], [0], [1.0]
+    last = len(rates) - 1
+    parents, ranks, survivals = [-1], [0], [1.0]
     # Every node waits for its turn behind its parent and its elder sibling: (-survival, depth, parent, rank).
-    waiting = [(-estimator.rate(1, 0), 1, 0, 0)]
+    waiting = [(-rates[0][0], 1, 0, 0)]
     while waiting and len(parents) <= max_draft_tokens:
         survival, depth, parent, rank = heapq.heappop(waiting)
         node = len(parents)
         parents.append(parent)
         ranks.append(rank)
-        depths.append(depth)
         survivals.append(-survival)
         if rank + 1 < max_children:
-            sibling = survivals[parent] * estimator.rate(depth, rank + 1)
+            sibling = survivals[parent] * rates[min(depth - 1, last)][rank + 1]
             heapq.heappush(waiting, (-min(sibling, -survival), depth, parent, rank + 1))
         if depth < max_depth:
-            heapq.heappush(waiting, (survival * estimator.rate(depth + 1, 0), depth + 1, node, 0))
+            heapq.heappush(waiting, (survival * rates[min(depth, last)][0], depth + 1, node, 0))
     return StaticTree(tuple(parents), tuple(ranks))
-
-
-def _survivals(shape: StaticTree, rates: Sequence[Sequence[float]], skill: float) -> list[float]:
-    """Of every node of `shape`, the root's 1 first."""
-    bent = [with_skill(row, skill) for row in rates]
-    last = len(bent) - 1
-    survivals = [1.0]
-    for parent, rank, depth in zip(shape.parents[1:], shape.ranks[1:], shape.depths[1:], strict=True):
-        survivals.append(survivals[parent] * bent[min(depth - 1, last)][rank])
-    return survivals

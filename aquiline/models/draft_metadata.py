@@ -43,7 +43,8 @@ class DraftMetadata:
         num_target_layers: of that model.
         acceptance: figures measured for the draft.
         acceptance_prior: share of the steps in which the target's token is the draft's candidate of each rank, by
-            depth: `acceptance_prior[depth - 1][rank]`, given that the path above was accepted.
+            depth: `acceptance_prior[depth - 1][rank]`, given that the path above was accepted; at temperature 0.
+        acceptance_prior_sampled: the same at temperature 1.
         provenance: anything else, ready for JSON: data, recipe, versions.
     """
 
@@ -51,6 +52,7 @@ class DraftMetadata:
     num_target_layers: int | None = None
     acceptance: tuple[AcceptanceFigures, ...] = ()
     acceptance_prior: tuple[tuple[float, ...], ...] = ()
+    acceptance_prior_sampled: tuple[tuple[float, ...], ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -79,13 +81,13 @@ def read_draft_metadata(folder: Path) -> DraftMetadata:
     entries = section.value("acceptance") or []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise section.wrong("acceptance", "it must be a list of objects")
-    prior = section.section("acceptance_prior")
     provenance = section.section("provenance")
     metadata = DraftMetadata(
         target=section.text("target", ""),
         num_target_layers=section.optional_integer("num_target_layers"),
         acceptance=tuple(_read_figures(ConfigFields(entry, f"{section.source}.acceptance")) for entry in entries),
-        acceptance_prior=() if prior is None else _read_prior(prior),
+        acceptance_prior=_read_prior(section, "acceptance_prior"),
+        acceptance_prior_sampled=_read_prior(section, "acceptance_prior_sampled"),
         provenance={} if provenance is None else section.value("provenance"),
     )
     section.refuse_unread()
@@ -99,7 +101,8 @@ def metadata_settings(metadata: DraftMetadata) -> dict[str, Any]:
         InvalidParameterError: a share outside 0 to 1, or provenance that JSON cannot hold.
     """
     shares = [figure for figures in metadata.acceptance for figure in figures.conditional_per_position]
-    for share in [*shares, *(share for ranks in metadata.acceptance_prior for share in ranks)]:
+    priors = (metadata.acceptance_prior, metadata.acceptance_prior_sampled)
+    for share in [*shares, *(share for prior in priors for ranks in prior for share in ranks)]:
         if not 0.0 <= share <= 1.0:
             raise InvalidParameterError(f"a share of accepted tokens is {share!r}; it must be from 0 to 1")
     try:
@@ -108,7 +111,6 @@ def metadata_settings(metadata: DraftMetadata) -> dict[str, Any]:
         raise InvalidParameterError(
             f"provenance cannot be written as JSON ({error}); use texts, finite numbers, lists and objects"
         ) from None
-    prior = [list(ranks) for ranks in metadata.acceptance_prior]
     settings = {
         "target": metadata.target,
         "num_target_layers": metadata.num_target_layers,
@@ -120,7 +122,8 @@ def metadata_settings(metadata: DraftMetadata) -> dict[str, Any]:
             }
             for figures in metadata.acceptance
         ],
-        "acceptance_prior": {"depth_rank": prior} if prior else None,
+        "acceptance_prior": _prior_settings(metadata.acceptance_prior),
+        "acceptance_prior_sampled": _prior_settings(metadata.acceptance_prior_sampled),
         "provenance": dict(metadata.provenance),
     }
     return {name: value for name, value in settings.items() if value}
@@ -136,7 +139,15 @@ def _read_figures(fields: ConfigFields) -> AcceptanceFigures:
     return figures
 
 
-def _read_prior(fields: ConfigFields) -> tuple[tuple[float, ...], ...]:
+def _prior_settings(prior: tuple[tuple[float, ...], ...]) -> dict[str, Any] | None:
+    return {"depth_rank": [list(ranks) for ranks in prior]} if prior else None
+
+
+def _read_prior(section: ConfigFields, name: str) -> tuple[tuple[float, ...], ...]:
+    """Shares by depth and rank; none where the section has no such entry."""
+    fields = section.section(name)
+    if fields is None:
+        return ()
     levels = fields.value("depth_rank")
     if not isinstance(levels, list):
         raise fields.wrong("depth_rank", "it must be a list with a list of shares for each depth")

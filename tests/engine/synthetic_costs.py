@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from aquiline.engine.cost_model import StepSeconds, StepSize
 from aquiline.engine.plan import StepLoad, StepReport, TreeOutcome
 from aquiline.engine.planner import AutoPlanner
@@ -14,6 +17,7 @@ from aquiline.request import Request, SamplingParams
 from aquiline.speculation import NO_TREE, StaticTree, chain, tree_from_branching
 
 Formula = Callable[[int], float]
+FloatArray = NDArray[np.float64]
 
 MACHINES: dict[str, Formula] = {
     "convex": lambda rows: 1.0 + 0.002 * rows**1.4,
@@ -46,6 +50,8 @@ class FormulaCosts:
     noise: float = 0.0
     context_cost: float = 1e-6
     version: int = 0
+    stairs: tuple[int, ...] = ()
+    mask_seconds: float = 0.0
     observed: list[StepSize] = field(default_factory=list)
 
     def verify_seconds(self, num_rows: int, context: int, row_context: int) -> float:
@@ -57,6 +63,19 @@ class FormulaCosts:
 
     def other_seconds(self, num_drawn_rows: int, num_requests: int) -> float:
         return 0.02 + 0.001 * num_drawn_rows + 0.002 * num_requests
+
+    def verify_seconds_of(self, num_rows: FloatArray, context: int, row_context: FloatArray) -> FloatArray:
+        forwards = zip(num_rows, row_context, strict=True)
+        return np.array([self.verify_seconds(round(rows), context, round(summed)) for rows, summed in forwards])
+
+    def draft_seconds_of(self, num_new_rows: FloatArray, level_rows: FloatArray) -> FloatArray:
+        runs = zip(num_new_rows, level_rows, strict=True)
+        return np.array(
+            [self.draft_seconds(round(new), [round(rows) for rows in levels if rows]) for new, levels in runs]
+        )
+
+    def other_seconds_of(self, num_drawn_rows: FloatArray, num_requests: int) -> FloatArray:
+        return np.array([self.other_seconds(round(rows), num_requests) for rows in num_drawn_rows])
 
     def observe(self, size: StepSize, seconds: StepSeconds) -> None:
         self.observed.append(size)
@@ -70,10 +89,13 @@ class FormulaCosts:
         )
 
 
-def request(index: int, context: int = 100) -> Request:
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def request(index: int, context: int = 100, params: SamplingParams = GREEDY, name: str = "") -> Request:
     """One that decodes, with its draft as far as it can be."""
     prompt = tuple([1] * context)
-    made = Request(f"r{index}", prompt, SamplingParams(), seed=0)
+    made = Request(name or f"r{index}", prompt, params, seed=0)
     made.token_ids.append(2)
     made.num_computed_tokens = context
     made.num_draft_rows = context - 1

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from aquiline.engine.cost_curve import Curve
 from aquiline.engine.cost_fit import fit_costs
-from aquiline.engine.cost_model import GENERIC_PROFILE, CostModel, Curve, StepSeconds, StepSize
+from aquiline.engine.cost_model import GENERIC_PROFILE, CostModel, StepSeconds, StepSize
 from aquiline.engine.plan import StepReport
 from aquiline.engine.profile import ProfileKey, StoredProfile, load_profile, machine_identity, save_profile
 from aquiline.errors import InvalidParameterError, ModelFormatError, UserError

@@ -10,7 +10,7 @@ from aquiline.engine.cost_model import StepSeconds, StepSize
 from aquiline.engine.forecast import Forecast
 from aquiline.engine.forecast_tally import ForecastTally
 from aquiline.engine.plan import StepReport, TreeOutcome
-from aquiline.engine.planner import PLAIN
+from aquiline.engine.planner_candidates import PLAIN
 from aquiline.llm import LLM
 from aquiline.request import SamplingParams
 from aquiline.speculation import NO_TREE, parse_speculation

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aquiline.config import LookupMode, SpeculativeConfig
-from aquiline.engine.cost_model import GENERIC_PROFILE, CostModel, Curve, StepSeconds, StepSize
+from aquiline.engine.cost_curve import Curve
+from aquiline.engine.cost_model import GENERIC_PROFILE, CostModel, StepSeconds, StepSize
 from aquiline.engine.host_tree import HostTree
 from aquiline.engine.lookup import Lookup, LookupLimits
 from aquiline.engine.lookup_policy import LookupPolicy

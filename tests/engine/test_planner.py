@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from aquiline.config import Objective, SpeculateTable, SpeculativeConfig
+from aquiline.engine.forecast import scores
 from aquiline.engine.planner_choice import MOST_AUTO_NODES, bounds_of, planner_for
 from aquiline.errors import InvalidParameterError
 from aquiline.speculation import NO_TREE, TreeShape, parse_speculation
@@ -76,7 +78,9 @@ def test_other_objectives_are_refused(text: str) -> None:
 
 def test_objectives_score_as_they_say() -> None:
     assert Objective("slo:12.5").limit_seconds == 0.0125
-    assert Objective("slo:12.5").score(100.0, 0.0125) == 100.0
-    assert Objective("slo:12.5").score(100.0, 0.013) < 0.0
-    assert Objective("latency").score(100.0, 0.01) > Objective("latency").score(900.0, 0.02)
-    assert Objective().score(100.0, 0.01) < Objective().score(900.0, 0.02)
+    rates, waits = np.array([100.0, 100.0]), np.array([0.0125, 0.013])
+    good, bad = scores(Objective("slo:12.5"), rates, waits)
+    assert good == 100.0 and bad < 0.0
+    rates, waits = np.array([100.0, 900.0]), np.array([0.01, 0.02])
+    assert scores(Objective("latency"), rates, waits).argmax() == 0
+    assert scores(Objective(), rates, waits).argmax() == 1

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from aquiline.engine.cost_model import CostModel, CostProfile, Curve, StepSeconds, StepSize
+from aquiline.engine.cost_curve import Curve
+from aquiline.engine.cost_model import CostModel, CostProfile, StepSeconds, StepSize
 from aquiline.engine.planner import AutoPlanner, PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.speculation import NO_TREE

@@ -1,0 +1,248 @@
+"""What the steps that run say about costs that were measured another time.
+
+The same machine has moods: its arithmetic, its memory or both are slower for some minutes, by up to four tenths. So two
+numbers follow at once what a forward takes, one for the part that a forward of one row has too, which is memory's, and
+one for what further rows add, which is arithmetic's. What they leave unexplained is learnt slowly, row count by row
+count.
+
+    seconds(rows) = (first * u + more * x) * factor(rows)     u: one row and the contexts' pages, x: all that is beyond
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aquiline.engine.cost_curve import Curve, PreparedCurve
+
+FloatArray = NDArray[np.float64]
+
+# Share of the weight of earlier steps that is left after one more: half of it after ten steps.
+SCALE_KEPT = 0.93
+# How firmly the two scales keep the ratio that they were last seen in, and each its own value, as a number of steps.
+RATIO_WEIGHT = 0.15
+OWN_WEIGHT = 0.02
+RATIO_PACE = 0.1
+SMALLEST_SCALE = 0.02
+# Of a logarithm; where little was seen yet, more is believed.
+LARGEST_SURPRISE = 0.15
+FIRST_SURPRISE = 0.6
+NO_SURPRISE = 0.02
+# So many surprises of one sign in a row are a change, which is then learnt faster.
+STREAK_OF_CHANGE = 8
+STREAK_TO_REFRESH = 3
+MOST_WEIGHT = 64.0
+SLOWEST_LEARNING = 0.06
+SLOWEST_POINT_LEARNING = 0.03
+# A row count learns no faster than this many steps would let it, for the scales come first.
+POINT_HEAD_START = 16.0
+WEIGHT_AFTER_CHANGE = 5.0
+WEIGHT_KEPT_PER_REFRESH = 0.98
+# A correction weighs its neighbours less the further away they are, in doublings of the row count; all neighbours
+# together count for as many observations of a point itself.
+NEIGHBOUR_FADING = 0.25
+TRUST_IN_PROFILE = 0.2
+WEIGHT_OF_NEIGHBOURS = 1.0
+
+
+class Scale:
+    """A factor that follows observed over foretold, taking large surprises for accidents."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._weight = 0.0
+
+    def observe(self, foretold: float, seconds: float) -> None:
+        """Learn from one time; `foretold` was reckoned with the factor."""
+        if foretold <= 0.0 or seconds <= 0.0:
+            return
+        self._weight = min(self._weight + 1.0, MOST_WEIGHT)
+        pace = max(SLOWEST_LEARNING, 1.0 / (self._weight + 1.0))
+        self.factor *= math.exp(_limited(math.log(seconds / foretold), LARGEST_SURPRISE) * pace)
+
+
+class TwoScales:
+    """Factors of the first row's time and of what further rows add, by least squares over the last dozens of steps.
+
+    Worked example, a profile of 1.0 for one row and 0.1 for each further one: steps of 1 row that take 1.2 and steps of
+    11 rows that take 2.0 give `first` 1.2 and `more` 0.8. Steps of one size alone cannot tell the two apart: then they
+    keep their ratio.
+
+    Attributes:
+        first, more: the factors.
+    """
+
+    def __init__(self) -> None:
+        self.first = self.more = 1.0
+        self._ratio = 1.0
+        self._uu = self._ux = self._xx = self._uy = self._xy = 0.0
+        self._streak = 0
+
+    def of(self, first_seconds: float, more_seconds: float) -> float:
+        """What a forward takes whose parts take so long by the profile."""
+        return self.first * first_seconds + self.more * more_seconds
+
+    def observe(self, first_seconds: float, more_seconds: float, seconds: float) -> None:
+        """Learn from one forward; errors count relative to its time."""
+        foretold = self.of(first_seconds, more_seconds)
+        surprise = math.log(seconds / foretold)
+        is_small = abs(surprise) < LARGEST_SURPRISE
+        self._streak = 0 if is_small else max(1, self._streak + 1) if surprise > 0.0 else min(-1, self._streak - 1)
+        weight = self._uu + self._xx
+        most = LARGEST_SURPRISE + FIRST_SURPRISE / (1.0 + weight)
+        if abs(self._streak) >= STREAK_TO_REFRESH:
+            # Not an accident but another machine, of which earlier steps say little.
+            most = abs(surprise)
+            self._fade(0.5)
+        # What disturbs a step only ever makes it longer, so there is no accident that makes it shorter.
+        target = foretold * math.exp(min(surprise, most))
+        u, x = first_seconds / target, more_seconds / target
+        self._fade(SCALE_KEPT)
+        self._uu += u * u
+        self._ux += u * x
+        self._xx += x * x
+        self._uy += u
+        self._xy += x
+        self._solve()
+        informed = x * self.more / (u * self.first + x * self.more)
+        self._ratio += RATIO_PACE * informed * (self.more / self.first - self._ratio)
+
+    def _fade(self, share: float) -> None:
+        self._uu *= share
+        self._ux *= share
+        self._xx *= share
+        self._uy *= share
+        self._xy *= share
+
+    def _solve(self) -> None:
+        """Least squares of first * u + more * x = 1, of more = ratio * first, and faintly of both staying as they are.
+
+        The last two count relative to the scales, as the first does to times.
+        """
+        ratio, tie = self._ratio, RATIO_WEIGHT / (self.more * self.more)
+        keep_first, keep_more = OWN_WEIGHT / (self.first * self.first), OWN_WEIGHT / (self.more * self.more)
+        uu = self._uu + tie * ratio * ratio + keep_first
+        ux = self._ux - tie * ratio
+        xx = self._xx + tie + keep_more
+        uy, xy = self._uy + keep_first * self.first, self._xy + keep_more * self.more
+        determinant = uu * xx - ux * ux
+        first = (uy * xx - xy * ux) / determinant
+        more = (xy * uu - uy * ux) / determinant
+        self.first, self.more = max(first, SMALLEST_SCALE), max(more, SMALLEST_SCALE)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardParts:
+    """A target forward by the profile: the time of one row for each request's context, and all that is beyond."""
+
+    first: float
+    more: float
+
+
+class CorrectedForwards:
+    """Times of target forwards: a curve over row counts, two scales, and a factor at each point of the curve.
+
+    Attributes:
+        scales: what steps have shown so far; forwards are foretold by those of the last `refresh`.
+    """
+
+    def __init__(self, curve: Curve, per_context: float, per_row_context: float) -> None:
+        self.scales = TwoScales()
+        self._curve = curve
+        self._rows = curve.rows
+        self._measured = PreparedCurve.of(curve)
+        self._per_context = per_context
+        self._per_row_context = per_row_context
+        size = len(curve.rows)
+        self._errors = np.zeros(size)
+        self._weights = np.zeros(size)
+        # How many surprises in a row had the same sign, which the number has too.
+        self._streaks = [0] * size
+        logs = np.log2(np.array(curve.rows, dtype=np.float64))
+        self._nearness: FloatArray = NEIGHBOUR_FADING ** np.abs(logs[:, None] - logs[None, :])
+        np.fill_diagonal(self._nearness, 0.0)
+        self._corrections = np.zeros(size)
+        self._first = self._more = 1.0
+        self._corrected = self._measured
+        self._factors = PreparedCurve.of(Curve(curve.rows, (1.0,) * size))
+
+    @property
+    def prepared(self) -> tuple[PreparedCurve, PreparedCurve]:
+        """By row count: the time without any context, and the factor of what contexts add; as of the last `refresh`."""
+        return self._corrected, self._factors
+
+    def context_seconds(self, context: float, row_context: float) -> float:
+        """What contexts add to a forward before the factor of its row count."""
+        first = (self._per_context + self._per_row_context) * context
+        return self._first * first + self._more * self._per_row_context * (row_context - context)
+
+    @property
+    def seconds_per_row_context(self) -> float:
+        """By how much `context_seconds` grows with `row_context`."""
+        return self._more * self._per_row_context
+
+    def at(self, num_rows: int, context: float, row_context: float) -> float:
+        """Of one forward."""
+        if num_rows <= 0:
+            return 0.0
+        added = self.context_seconds(context, row_context)
+        return self._corrected.at(num_rows) + added * self._factors.at(num_rows)
+
+    def parts(self, num_rows: int, context: float, row_context: float) -> ForwardParts:
+        """What the profile says of a forward."""
+        base = self._curve.seconds[0]
+        first = base + (self._per_context + self._per_row_context) * context
+        return ForwardParts(first, self._measured.at(num_rows) - base + self._per_row_context * (row_context - context))
+
+    def observe(self, num_rows: int, context: float, row_context: float, seconds: float) -> bool:
+        """Learn from one forward; `refresh` makes it count. True: it should, for what is foretold now is far off."""
+        parts = self.parts(num_rows, context, row_context)
+        if parts.first <= 0.0 or parts.more < 0.0 or seconds <= 0.0 or num_rows < 1:
+            return False
+        place = self._nearest(num_rows)
+        self.scales.observe(parts.first, parts.more, seconds / self._factors.at(num_rows))
+        self._observe_point(place, math.log(seconds / self.scales.of(parts.first, parts.more)))
+        is_off = abs(math.log(seconds / self.at(num_rows, context, row_context))) > LARGEST_SURPRISE
+        return is_off and abs(self._streaks[place]) >= STREAK_TO_REFRESH
+
+    def _observe_point(self, place: int, error: float) -> None:
+        if self._weights[place] == 0.0:
+            self._errors[place] = self._corrections[place]
+        weight = min(float(self._weights[place]) + 1.0, MOST_WEIGHT)
+        surprise = _limited(error - float(self._errors[place]), LARGEST_SURPRISE + FIRST_SURPRISE / weight)
+        streak = self._streaks[place]
+        if abs(surprise) < NO_SURPRISE:
+            self._streaks[place] = 0
+        else:
+            self._streaks[place] = max(1, streak + 1) if surprise > 0.0 else min(-1, streak - 1)
+        if abs(self._streaks[place]) >= STREAK_OF_CHANGE:
+            weight = min(weight, WEIGHT_AFTER_CHANGE)
+        self._weights[place] = weight
+        self._errors[place] += surprise * max(SLOWEST_POINT_LEARNING, 1.0 / (weight + POINT_HEAD_START))
+
+    def _nearest(self, num_rows: int) -> int:
+        high = min(bisect_left(self._rows, num_rows), len(self._rows) - 1)
+        if high > 0 and num_rows * num_rows < self._rows[high] * self._rows[high - 1]:
+            return high - 1
+        return high
+
+    def refresh(self) -> None:
+        """Take over what was observed; points that saw little follow their neighbours. Old observations fade."""
+        near = self._nearness * self._weights
+        expected = WEIGHT_OF_NEIGHBOURS * (near @ self._errors) / (TRUST_IN_PROFILE + near.sum(axis=1))
+        self._corrections = (self._weights * self._errors + expected) / (self._weights + WEIGHT_OF_NEIGHBOURS)
+        self._weights *= WEIGHT_KEPT_PER_REFRESH
+        self._first, self._more = self.scales.first, self.scales.more
+        factors = np.exp(self._corrections)
+        base = self._measured.values[0]
+        values = (self._first * base + self._more * (self._measured.values[: len(self._rows)] - base)) * factors
+        self._corrected = PreparedCurve.from_values(self._rows, np.maximum.accumulate(values))
+        self._factors = PreparedCurve.from_values(self._rows, factors, is_level=True)
+
+
+def _limited(surprise: float, largest: float) -> float:
+    return max(-largest, min(largest, surprise))

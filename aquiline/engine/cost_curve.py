@@ -1,0 +1,100 @@
+"""Functions of a row count: as a profile holds them, and prepared for many questions at once."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+# Prepared curves go on straight up to here.
+FARTHEST_ROWS = 2**24
+# Two neighbouring row counts are a stair when the second adds so many times what a row adds on the way there.
+STAIR_STEEPNESS = 3.0
+# And by at least this share of the whole.
+LEAST_STAIR = 0.03
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A function of a row count: straight between its points, rising as its last piece beyond them.
+
+    Where kernels work on rows in panels, times make a stair behind each full panel. The curve has a point on both sides
+    of it, 16 and 17 rows for instance, and so nothing is ever reckoned across it.
+
+    Attributes:
+        rows: ascending, the first at least 1.
+        seconds: as many; they never fall.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, num_rows: int) -> float:
+        """Value at `num_rows`; below the first point that of the first, and 0 at no rows at all."""
+        if num_rows <= 0:
+            return 0.0
+        place = bisect_left(self.rows, num_rows)
+        if place < len(self.rows) and (place == 0 or self.rows[place] == num_rows):
+            return self.seconds[place]
+        if len(self.rows) == 1:
+            return self.seconds[0]
+        high = min(place, len(self.rows) - 1)
+        low = high - 1
+        slope = (self.seconds[high] - self.seconds[low]) / (self.rows[high] - self.rows[low])
+        return self.seconds[low] + slope * (num_rows - self.rows[low])
+
+
+@dataclass(frozen=True)
+class PreparedCurve:
+    """A curve as arrays, with one point more far beyond the others.
+
+    Attributes:
+        known: values by row count for small ones, filled as they are asked for.
+    """
+
+    rows: FloatArray  # [num_points + 1]
+    values: FloatArray  # [num_points + 1]
+    known: dict[int, float]
+
+    @classmethod
+    def of(cls, curve: Curve) -> PreparedCurve:
+        """Of the points of a curve."""
+        return cls.from_values(curve.rows, np.array(curve.seconds, dtype=np.float64))
+
+    @classmethod
+    def from_values(cls, rows: Sequence[int], values: FloatArray, is_level: bool = False) -> PreparedCurve:
+        """Points and, beyond the last, the slope before it; `is_level`: none."""
+        last = values[-1]
+        if len(rows) > 1 and not is_level:
+            last += (values[-1] - values[-2]) / (rows[-1] - rows[-2]) * (FARTHEST_ROWS - rows[-1])
+        return cls(np.array([*rows, FARTHEST_ROWS], dtype=np.float64), np.append(values, last), {})
+
+    def at(self, num_rows: int) -> float:
+        """Value at one row count, at least 1."""
+        value = self.known.get(num_rows)
+        if value is None:
+            value = self.known[num_rows] = float(np.interp(num_rows, self.rows, self.values))
+        return value
+
+    def many(self, num_rows: FloatArray) -> FloatArray:
+        """Values at many row counts, each at least 1."""
+        found: FloatArray = np.interp(num_rows, self.rows, self.values)
+        return found
+
+    def stairs(self) -> tuple[int, ...]:
+        """Row counts behind which one row more costs far more than those before it did."""
+        rows, values = self.rows[:-1], self.values[:-1]
+        found = []
+        for place in range(1, len(rows) - 1):
+            if rows[place + 1] - rows[place] != 1.0:
+                continue
+            rise = values[place + 1] - values[place]
+            slope = (values[place] - values[place - 1]) / (rows[place] - rows[place - 1])
+            if rise > STAIR_STEEPNESS * slope and rise > LEAST_STAIR * values[place]:
+                found.append(int(rows[place]))
+        return tuple(found)

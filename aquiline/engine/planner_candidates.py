@@ -1,0 +1,126 @@
+"""What every candidate shape would bring to requests of every kind, as arrays that a step reckons with all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aquiline.engine.acceptance import NUM_KINDS, SKILLS, USUAL_SKILL
+from aquiline.engine.acceptance_prior import RequestClass
+from aquiline.engine.tree_families import Rates, TreeFamilies
+from aquiline.speculation import NO_TREE, StaticTree
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# A node that is committed less often than this is no candidate at any price.
+LEAST_SURVIVAL = 0.002
+ROUNDING = 1e-9
+PLAIN_KEY = (-1, 0)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One shape with what it would bring, for requests of every kind.
+
+    Requests that draft badly hold fewer nodes of the shape: a node is theirs as long as its survival is no less than
+    that of the shape's last node for a usual request of the step's leading class. So one threshold divides the nodes
+    of a step. Where a node of some class costs more, its threshold is so much higher.
+
+    Attributes:
+        shape: that of the request that holds most; the others hold its first nodes.
+        num_draft_tokens: by kind.
+        expected: committed tokens of a step, the bonus token included, by kind.
+        key: names the candidate across changes of its shape: its family and its size there.
+    """
+
+    shape: StaticTree
+    num_draft_tokens: tuple[int, ...]
+    expected: tuple[float, ...]
+    key: tuple[int, int] = PLAIN_KEY
+
+
+PLAIN = Candidate(NO_TREE, (0,) * NUM_KINDS, (1.0,) * NUM_KINDS)
+
+
+@dataclass(frozen=True)
+class CandidateTable:
+    """All candidates for steps in which requests of one class lead. The first is plain decoding.
+
+    Attributes:
+        family: of every candidate; that of plain decoding is 0, with no nodes.
+        sizes: nodes by kind.
+        holds: 1.0 for kinds that hold any.
+        gains, waits: committed tokens per step, and steps per committed token, by kind.
+        places: number of a candidate by its key.
+    """
+
+    families: TreeFamilies
+    family: IntArray  # [num_candidates]
+    sizes: FloatArray  # [num_candidates, num_kinds]
+    holds: FloatArray  # [num_candidates, num_kinds]
+    gains: FloatArray  # [num_candidates, num_kinds]
+    waits: FloatArray  # [num_candidates, num_kinds]
+    places: dict[tuple[int, int], int]
+    _known: dict[int, Candidate] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        families: TreeFamilies,
+        rates: Sequence[Rates | None],
+        leading: RequestClass,
+        dearness: Sequence[float] = (1.0,) * len(RequestClass),
+    ) -> CandidateTable:
+        """Candidates for the rates of each class; None for classes without requests.
+
+        Args:
+            dearness: what a node costs, by class, as a multiple of what it costs without grammar.
+        """
+        family, size = families.family, families.size
+        own_rates = rates[leading]
+        assert own_rates is not None, "the leading class has no rates"
+        usual = families.survivals(own_rates)[USUAL_SKILL]
+        thresholds = usual[family, size] * (1.0 - ROUNDING)
+        is_possible = thresholds >= LEAST_SURVIVAL
+        num = len(family) + 1
+        sizes, gains = np.zeros((num, NUM_KINDS)), np.ones((num, NUM_KINDS))
+        for request_class in RequestClass:
+            class_rates = rates[request_class]
+            if class_rates is None:
+                continue
+            survivals = families.survivals(class_rates)
+            expected = survivals.cumsum(axis=-1)
+            falling = np.minimum.accumulate(survivals, axis=-1)
+            limits = thresholds * (dearness[request_class] / dearness[leading])
+            held = (falling[:, family, :] >= limits[:, None]).sum(axis=-1) - 1
+            held = np.maximum(held, 0) * is_possible
+            columns = slice(request_class * len(SKILLS), (request_class + 1) * len(SKILLS))
+            sizes[1:, columns] = held.T
+            gains[1:, columns] = expected[np.arange(len(SKILLS))[:, None], family, held].T
+        places = {(int(f), int(n)): place for place, (f, n) in enumerate(zip(family, size, strict=True), 1)}
+        places[PLAIN_KEY] = 0
+        return cls(
+            families,
+            np.concatenate(([0], family)),
+            sizes,
+            (sizes > 0.0).astype(np.float64),
+            gains,
+            1.0 / gains,
+            places,
+        )
+
+    def candidate(self, place: int) -> Candidate:
+        """One of them."""
+        if place == 0:
+            return PLAIN
+        known = self._known.get(place)
+        if known is None:
+            sizes = tuple(int(size) for size in self.sizes[place])
+            shape = self.families.shapes[self.family[place]].truncated(max(sizes))
+            key = (int(self.family[place]), int(self.families.size[place - 1]))
+            known = self._known[place] = Candidate(shape, sizes, tuple(map(float, self.gains[place])), key)
+        return known

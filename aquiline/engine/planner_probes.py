@@ -1,0 +1,100 @@
+"""Steps that are run only to learn: what never runs would be judged by old times and old luck for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aquiline.engine.cost_model import StepCosts
+from aquiline.engine.draft_debt import num_pending
+from aquiline.engine.forecast import Forecast
+from aquiline.engine.plan import StepLoad, StepPlan, TreeOutcome
+from aquiline.speculation import StaticTree
+
+# Share of the time that may go to them.
+PROBE_SHARE = 0.005
+PROBE_SIZE = 4
+MOST_PROBE_SLOWDOWN = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTree:
+    """The tree of a probe at one load.
+
+    Attributes:
+        lost_seconds: what a step with it takes longer than a plain one, one new draft row included.
+    """
+
+    shape: StaticTree
+    lost_seconds: float
+
+
+class Probes:
+    """Decides when a step learns: now and then a small tree among plain steps, or another size among trees."""
+
+    def __init__(self) -> None:
+        self._credit = 0.0
+        self._num_probes = 0
+        self._probed: str | None = None
+
+    @property
+    def wants_larger(self) -> bool:
+        """Whether the next detour from trees is to larger trees, and not to a plain step."""
+        return self._num_probes % 2 == 1
+
+    def tree_among_plain(
+        self, load: StepLoad, plain_seconds: float, tree: ProbeTree, costs: StepCosts
+    ) -> StepPlan | None:
+        """A small tree for one request, so that a draft that has become useful is noticed.
+
+        The probed request is asked for until it has caught up with its draft rows and grown its tree.
+        """
+        if not tree.shape.num_draft_tokens:
+            return None
+        if self._probed is None or all(request.request_id != self._probed for request in load.growing):
+            self._probed = None
+            self._credit += PROBE_SHARE * plain_seconds
+            if self._credit < tree.lost_seconds:
+                return None
+            request = load.growing[self._num_probes % len(load.growing)]
+            catching_up = costs.draft_seconds(num_pending(request), ()) - costs.draft_seconds(1, ())
+            if self._credit < tree.lost_seconds + catching_up:
+                return None
+            self._spend()
+            self._probed = request.request_id
+        return StepPlan(tree.shape, {self._probed: tree.shape.num_draft_tokens}, {})
+
+    def detour(self, best: Forecast, other: Forecast) -> bool:
+        """Whether this step goes another way than the best."""
+        self._credit += PROBE_SHARE * best.seconds
+        if self._credit < other.seconds - other.expected * best.seconds / best.expected:
+            return False
+        self._spend()
+        return True
+
+    def _spend(self) -> None:
+        self._credit = 0.0
+        self._num_probes += 1
+
+    def observe(self, outcomes: Sequence[TreeOutcome]) -> None:
+        """A step has run."""
+        if self._probed is not None and any(outcome.request_id == self._probed for outcome in outcomes):
+            self._probed = None
+
+
+def probe_tree(shape: StaticTree, load: StepLoad, max_draft_tokens: int, costs: StepCosts) -> ProbeTree:
+    """As large as it may be without standing out among plain steps; 1 node in any case, if there are rows."""
+    size = min(PROBE_SIZE, max_draft_tokens)
+    plain = _seconds(shape.truncated(0), load, costs)
+    while size > 1 and _seconds(shape.truncated(size), load, costs) > MOST_PROBE_SLOWDOWN * plain:
+        size -= 1
+    tree = shape.truncated(size)
+    return ProbeTree(tree, _seconds(tree, load, costs) - plain)
+
+
+def _seconds(shape: StaticTree, load: StepLoad, costs: StepCosts) -> float:
+    size, roots = shape.num_draft_tokens, load.num_roots
+    row_context = load.context + size * (load.context // roots)
+    seconds = costs.verify_seconds(roots + size + load.num_other_rows, load.context, row_context)
+    seconds += costs.other_seconds(roots + size, roots)
+    return seconds + (costs.draft_seconds(1, shape.level_widths) if size else 0.0)
