@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from aquiline.cli import (
@@ -21,17 +17,9 @@ from aquiline.cli import (
     bench_report,
     bench_serving,
 )
+from aquiline.cli.measurement import add_json_option, add_sampling_and_engine, print_result, shown_bar
 from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
-from aquiline.cli.options import (
-    ENGINE_OPTIONS,
-    ENGINE_RECORDS,
-    SAMPLING_OPTIONS,
-    SAMPLING_RECORDS,
-    engine_config,
-    sampling_params,
-)
-from aquiline.cli.output import draw, write
-from aquiline.cli.parser import add_options
+from aquiline.cli.options import engine_config, sampling_params
 from aquiline.cli.prompts import Prompt, read_prompts
 from aquiline.errors import InvalidParameterError
 from aquiline.model_store import KNOWN_MODELS
@@ -58,10 +46,8 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     source = acceptance.add_argument_group("model and prompts")
     add_model_options(source)
     source.add_argument("--prompts", metavar="FILE", required=True, help="JSONL file, as for generate; - is stdin")
-    output = acceptance.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object with provenance")
-    add_options(acceptance.add_argument_group("sampling"), SAMPLING_OPTIONS, SAMPLING_RECORDS)
-    add_options(acceptance.add_argument_group("engine"), ENGINE_OPTIONS, ENGINE_RECORDS)
+    add_json_option(acceptance)
+    add_sampling_and_engine(acceptance)
     acceptance.set_defaults(run=run_acceptance)
     bench_offline.add_command(kinds)
     bench_latency.add_command(kinds)
@@ -107,24 +93,16 @@ def run_acceptance(args: argparse.Namespace) -> None:
     settings = check_arguments(args)
     llm = open_llm(settings)
     from aquiline.benchmark.acceptance import measure_acceptance
-    from aquiline.benchmark.provenance import provenance
 
     conversations = [prompt.messages for prompt in settings.prompts]
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("answering", total=len(conversations))
-        figures = measure_acceptance(
-            llm, conversations, settings.params, lambda num_done: progress.update(task, completed=num_done)
-        )
+    with shown_bar("answering", len(conversations)) as bar:
+        figures = measure_acceptance(llm, conversations, settings.params, bar)
     if not figures["num_verify_steps"]:
         raise InvalidParameterError(
             f"no draft tree was verified: --speculate {settings.config.speculative.mode.text} grew none for so many "
             "requests or so short answers; give a tree such as chain:5, or more --max-tokens"
         )
-    if settings.is_json:
-        write(sys.stdout, json.dumps(figures | provenance(sys.argv[1:])) + "\n")
-    else:
-        draw(Console(highlight=False), _table(figures))
+    print_result(figures, settings.is_json, lambda: _table(figures))
 
 
 def _table(figures: dict[str, Any]) -> Table:

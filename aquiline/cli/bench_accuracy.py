@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
+from aquiline.cli.measurement import add_json_option, print_result, shown_bar
 from aquiline.cli.model_choice import add_model_options, check_threads
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
-from aquiline.cli.output import draw, write
 from aquiline.cli.parser import add_options, integer
 from aquiline.cli.prompts import Prompt, read_prompts
 from aquiline.cli.pull import shown_progress
@@ -63,8 +59,7 @@ def add_command(kinds: argparse._SubParsersAction[Any]) -> None:
         help="auto, none, int8 or int4 (default auto)",
     )
     add_options(ways, [option for option in ENGINE_OPTIONS if option.field in FIELDS], ENGINE_RECORDS)
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object with all rows and provenance")
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -114,23 +109,17 @@ def run(args: argparse.Namespace) -> None:
     with shown_progress() as show:
         resolve_model(settings.model, show)
     from aquiline.benchmark.accuracy import AccuracyModels, measure_accuracy
-    from aquiline.benchmark.provenance import provenance
 
     models = AccuracyModels.load(settings.model, settings.config, settings.quantizations, settings.num_threads)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("answering", total=None)
+    with shown_bar("answering") as bar:
         if settings.text is not None:
             sequences = models.sequences_of_text(settings.text)
         else:
             conversations = [prompt.messages for prompt in settings.prompts]
             sequences = models.sequences_of_answers(conversations, settings.num_tokens)
-        progress.update(task, description="comparing", total=sum(map(len, sequences)))
-        rows = measure_accuracy(models, sequences, lambda num_done: progress.update(task, completed=num_done))
-    if settings.is_json:
-        write(sys.stdout, json.dumps({"rows": rows} | provenance(sys.argv[1:])) + "\n")
-    else:
-        draw(Console(highlight=False), _table(rows))
+        bar.rename("comparing", sum(map(len, sequences)))
+        rows = measure_accuracy(models, sequences, bar)
+    print_result({"rows": rows}, settings.is_json, lambda: _table(rows))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group
-from rich.progress import Progress
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from aquiline.cli.measurement import add_json_option, check_each_once, print_result, shown_bar
 from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
-from aquiline.cli.output import draw, write
 from aquiline.cli.parser import add_options, integer
 from aquiline.errors import InvalidParameterError
 
@@ -52,8 +49,7 @@ def add_command(kinds: argparse._SubParsersAction[Any]) -> None:
         "--context", type=integer, metavar="N", default=256, help="tokens before a draft tree (default 256)"
     )
     sweep.add_argument("--rounds", type=integer, metavar="N", default=15, help="turns of each size (default 15)")
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object with all rows and provenance")
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -66,8 +62,7 @@ def check_arguments(args: argparse.Namespace) -> KernelSettings:
     if not 1 <= args.rounds <= MOST_ROUNDS:
         raise InvalidParameterError(f"--rounds is {args.rounds}; it must be 1 to {MOST_ROUNDS}")
     row_counts = tuple(_row_count(text) for text in args.rows.split(","))
-    if len(set(row_counts)) < len(row_counts):
-        raise InvalidParameterError(f"--rows is {args.rows!r}, where a number stands twice; give each once")
+    check_each_once("--rows", args.rows, row_counts)
     return KernelSettings(
         model=args.model,
         draft=args.draft,
@@ -85,19 +80,11 @@ def run(args: argparse.Namespace) -> None:
     settings = check_arguments(args)
     llm = open_llm(settings)
     from aquiline.benchmark.kernels import KernelSweep, measure_kernels
-    from aquiline.benchmark.provenance import provenance
 
     sweep = KernelSweep(settings.row_counts, settings.context, settings.num_rounds)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("measuring", total=None)
-        result = measure_kernels(
-            llm, sweep, lambda num_done, num_all: progress.update(task, completed=num_done, total=num_all)
-        )
-    if settings.is_json:
-        write(sys.stdout, json.dumps(result | provenance(sys.argv[1:])) + "\n")
-    else:
-        draw(Console(highlight=False), drawing(result))
+    with shown_bar("measuring") as bar:
+        result = measure_kernels(llm, sweep, bar)
+    print_result(result, settings.is_json, lambda: drawing(result))
 
 
 def drawing(result: dict[str, Any]) -> Group:

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from aquiline.benchmark.workloads import WORKLOADS, workload
-from aquiline.cli.bench_offline import BETWEEN_MODES
-from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
-from aquiline.cli.options import (
-    ENGINE_OPTIONS,
-    ENGINE_RECORDS,
-    SAMPLING_OPTIONS,
-    SAMPLING_RECORDS,
-    engine_config,
-    sampling_params,
+from aquiline.cli.measurement import (
+    add_json_option,
+    add_modes_option,
+    add_sampling_and_engine,
+    check_each_once,
+    modes_of,
+    print_result,
+    shown_bar,
 )
-from aquiline.cli.output import draw, write
-from aquiline.cli.parser import add_options, integer
-from aquiline.cli.prompts import read_prompts
+from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
+from aquiline.cli.options import engine_config, sampling_params
+from aquiline.cli.parser import integer
+from aquiline.cli.prompt_sets import add_prompt_set_options, prompt_sets
 from aquiline.config import LookupMode
 from aquiline.errors import InvalidParameterError
 from aquiline.request import SamplingParams
-from aquiline.speculation import SpeculationMode, parse_speculation
+from aquiline.speculation import SpeculationMode
 
 if TYPE_CHECKING:
     from aquiline.benchmark.latency import Variant
@@ -58,23 +53,15 @@ def add_command(kinds: argparse._SubParsersAction[Any]) -> None:
     parser = kinds.add_parser("latency", help="what one user waits for", description=DESCRIPTION)
     source = parser.add_argument_group("model and prompts")
     add_model_options(source)
-    source.add_argument(
-        "--workloads", metavar="NAME,NAME", help=f"sets of prompts: {', '.join(WORKLOADS)} (default all)"
-    )
-    source.add_argument("--prompts", metavar="FILE", help="JSONL file instead, as for generate; - is stdin")
+    add_prompt_set_options(source)
     sweep = parser.add_argument_group("sweep")
-    sweep.add_argument(
-        "--speculate", metavar="SHAPE,SHAPE", default="off,auto", help="draft trees, off among them (default off,auto)"
-    )
+    add_modes_option(sweep)
     sweep.add_argument(
         "--lookup", dest="lookups", metavar="WHEN,WHEN", default="auto", help="auto, on or off (default auto)"
     )
     sweep.add_argument("--rounds", type=integer, default=3, metavar="N", help="answers of each, the quickest counts")
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object with all rows and provenance")
-    add_options(parser.add_argument_group("sampling"), SAMPLING_OPTIONS, SAMPLING_RECORDS)
-    options = [option for option in ENGINE_OPTIONS if option.field not in SWEPT]
-    add_options(parser.add_argument_group("engine"), options, ENGINE_RECORDS)
+    add_json_option(parser)
+    add_sampling_and_engine(parser, SWEPT)
     parser.set_defaults(run=run)
 
 
@@ -89,12 +76,10 @@ def check_arguments(args: argparse.Namespace) -> LatencySettings:
         raise InvalidParameterError(f"--n is {params.n}; one user reads one answer: leave it away")
     if not 1 <= args.rounds <= MAX_ROUNDS:
         raise InvalidParameterError(f"--rounds is {args.rounds}; it must be an integer from 1 to {MAX_ROUNDS}")
-    modes = tuple(parse_speculation(text) for text in BETWEEN_MODES.split(args.speculate))
+    modes = modes_of(args.speculate)
     config = engine_config(args)
     lookups = tuple(args.lookups.split(","))
-    for flag, text, values in (("--speculate", args.speculate, modes), ("--lookup", args.lookups, lookups)):
-        if len(set(values)) < len(values):
-            raise InvalidParameterError(f"{flag} is {text!r}, where a value stands twice; give each once")
+    check_each_once("--lookup", args.lookups, lookups)
     for mode in modes:
         for lookup in lookups:
             replace(config.speculative, mode=mode, lookup="off" if mode.is_off and lookup == "on" else lookup)
@@ -103,7 +88,7 @@ def check_arguments(args: argparse.Namespace) -> LatencySettings:
         draft=args.draft,
         config=replace(config, speculative=replace(config.speculative, mode=_demanding_mode(modes))),
         num_threads=check_threads(args.threads),
-        workloads=_workloads(args.workloads, args.prompts),
+        workloads=prompt_sets(args),
         params=params,
         modes=modes,
         lookups=lookups,
@@ -115,17 +100,6 @@ def check_arguments(args: argparse.Namespace) -> LatencySettings:
 def _demanding_mode(modes: Sequence[SpeculationMode]) -> SpeculationMode:
     """The first of the modes for which a draft is loaded, if there is one."""
     return next((mode for mode in modes if not mode.is_off), modes[0])
-
-
-def _workloads(names: str | None, path: str | None) -> dict[str, Sequence[Conversation]]:
-    if path is not None:
-        if names is not None:
-            raise InvalidParameterError("--workloads and --prompts are both given; give only one of them")
-        return {"prompts": [prompt.messages for prompt in read_prompts([], path, is_raw=False)]}
-    chosen = list(WORKLOADS) if names is None else names.split(",")
-    if len(set(chosen)) < len(chosen):
-        raise InvalidParameterError(f"--workloads is {names!r}, where a name stands twice; give each once")
-    return {name: workload(name) for name in chosen}
 
 
 def variants_of(settings: LatencySettings) -> list[Variant]:
@@ -141,26 +115,13 @@ def run(args: argparse.Namespace) -> None:
     settings = check_arguments(args)
     llm = open_llm(settings)
     from aquiline.benchmark.latency import measure_latency
-    from aquiline.benchmark.provenance import provenance
 
     variants = variants_of(settings)
     num_answers = sum(map(len, settings.workloads.values())) * len(variants) * settings.rounds
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("answering", total=num_answers)
-        rows = measure_latency(
-            llm,
-            settings.workloads,
-            settings.params,
-            variants,
-            settings.rounds,
-            lambda num_done: progress.update(task, completed=num_done),
-        )
-    if settings.is_json:
-        result = {"kind": "latency", "backend": llm.backend, "rounds": settings.rounds, "rows": rows}
-        write(sys.stdout, json.dumps(result | provenance(sys.argv[1:])) + "\n")
-    else:
-        draw(Console(highlight=False), table_of(rows))
+    with shown_bar("answering", num_answers) as bar:
+        rows = measure_latency(llm, settings.workloads, settings.params, variants, settings.rounds, bar)
+    result = {"kind": "latency", "backend": llm.backend, "rounds": settings.rounds, "rows": rows}
+    print_result(result, settings.is_json, lambda: table_of(rows))
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> Table:

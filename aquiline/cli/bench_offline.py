@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import json
-import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group
-from rich.progress import Progress
+from rich.console import Group
 from rich.table import Table
 
-from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
-from aquiline.cli.options import (
-    ENGINE_OPTIONS,
-    ENGINE_RECORDS,
-    SAMPLING_OPTIONS,
-    SAMPLING_RECORDS,
-    engine_config,
-    sampling_params,
+from aquiline.cli.measurement import (
+    add_json_option,
+    add_modes_option,
+    add_sampling_and_engine,
+    batch_sizes_of,
+    modes_of,
+    print_result,
+    shown_bar,
 )
-from aquiline.cli.output import draw, write
-from aquiline.cli.parser import add_options
+from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
+from aquiline.cli.options import engine_config, sampling_params
 from aquiline.cli.prompts import Prompt, read_prompts
-from aquiline.config import SchedulerConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.request import SamplingParams
-from aquiline.speculation import SpeculationMode, parse_speculation
+from aquiline.speculation import SpeculationMode
 
 DESCRIPTION = """Answer the prompts once for every batch size and every --speculate value, and say where the time
 went."""
 SWEPT = {"max_num_seqs", "mode", "table"}
-# A comma separates two values only where another form begins; dynamic: and paths: hold commas of their own.
-BETWEEN_MODES = re.compile(r",(?=off\b|auto\b|chain:|tree:|paths:|dynamic:)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +50,9 @@ def add_command(kinds: argparse._SubParsersAction[Any]) -> None:
     source.add_argument("--prompts", metavar="FILE", required=True, help="JSONL file, as for generate; - is stdin")
     sweep = parser.add_argument_group("sweep")
     sweep.add_argument("--batch-sizes", metavar="N,N", default="1", help="batch sizes, separated by commas (default 1)")
-    sweep.add_argument(
-        "--speculate", metavar="SHAPE,SHAPE", default="off,auto", help="draft trees, off among them (default off,auto)"
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object with all rows and provenance")
-    add_options(parser.add_argument_group("sampling"), SAMPLING_OPTIONS, SAMPLING_RECORDS)
-    options = [option for option in ENGINE_OPTIONS if option.field not in SWEPT]
-    add_options(parser.add_argument_group("engine"), options, ENGINE_RECORDS)
+    add_modes_option(sweep)
+    add_json_option(parser)
+    add_sampling_and_engine(parser, SWEPT)
     parser.set_defaults(run=run)
 
 
@@ -74,17 +62,12 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
     Raises:
         UserError: a value outside its range, or prompts that cannot be read.
     """
-    modes = tuple(parse_speculation(text) for text in BETWEEN_MODES.split(args.speculate))
+    modes = modes_of(args.speculate)
     config = engine_config(args)
     if args.draft == "none" and config.speculative.lookup == "off" and any(mode.shape is not None for mode in modes):
         raise InvalidParameterError(
             "--draft none and --lookup off grow no tree; keep one of them, or measure only --speculate off"
         )
-    batch_sizes = tuple(batch_size_of(text) for text in args.batch_sizes.split(","))
-    swept = (("--batch-sizes", args.batch_sizes, batch_sizes), ("--speculate", args.speculate, modes))
-    for flag, text, values in swept:
-        if len(set(values)) < len(values):
-            raise InvalidParameterError(f"{flag} is {text!r}, where a value stands twice; give each once")
     return OfflineSettings(
         model=args.model,
         draft=args.draft,
@@ -92,7 +75,7 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
         num_threads=check_threads(args.threads),
         prompts=read_prompts([], args.prompts, is_raw=False),
         params=sampling_params(args),
-        batch_sizes=batch_sizes,
+        batch_sizes=batch_sizes_of(args.batch_sizes),
         modes=modes,
         is_json=args.json,
     )
@@ -103,27 +86,13 @@ def run(args: argparse.Namespace) -> None:
     settings = check_arguments(args)
     llm = open_llm(settings)
     from aquiline.benchmark.offline import combinations, measure_offline
-    from aquiline.benchmark.provenance import provenance
 
     sweep = combinations(settings.batch_sizes, settings.modes)
     conversations = [prompt.messages for prompt in settings.prompts]
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("measuring", total=len(sweep))
-        rows = measure_offline(
-            llm, conversations, settings.params, sweep, lambda num_done: progress.update(task, completed=num_done)
-        )
-    if settings.is_json:
-        result = {"backend": llm.backend, "num_prompts": len(conversations), "rows": rows}
-        write(sys.stdout, json.dumps(result | provenance(sys.argv[1:])) + "\n")
-    else:
-        draw(Console(highlight=False), drawing(rows))
-
-
-def batch_size_of(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,6}", text):
-        raise InvalidParameterError(f"--batch-sizes has {text!r}; it must be positive integers, for example 1,4,16")
-    return SchedulerConfig(max_num_seqs=int(text)).max_num_seqs
+    with shown_bar("measuring", len(sweep)) as bar:
+        rows = measure_offline(llm, conversations, settings.params, sweep, bar)
+    result = {"kind": "offline", "backend": llm.backend, "num_prompts": len(conversations), "rows": rows}
+    print_result(result, settings.is_json, lambda: drawing(rows))
 
 
 def drawing(rows: Sequence[dict[str, Any]]) -> Group:

@@ -13,14 +13,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Column, Table
 
 from aquiline.benchmark import llama_cpp, peer_report
 from aquiline.benchmark.peers import Outcome, Program, run_rounds
 from aquiline.benchmark.provenance import provenance
 from aquiline.benchmark.python_engines import OwnModel, Workload, own_program, vllm_program
-from aquiline.cli.bench_offline import batch_size_of
+from aquiline.cli.measurement import batch_sizes_of, shown_bar
 from aquiline.cli.model_choice import check_threads
 from aquiline.cli.output import draw, write
 from aquiline.cli.parser import integer
@@ -129,12 +128,11 @@ def run(args: argparse.Namespace) -> None:
     settings = check_arguments(args)
     programs = programs_of(settings)
     load_average = os.getloadavg()[0]
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("starting", total=settings.num_rounds * len(programs))
+    with shown_bar("starting", settings.num_rounds * len(programs)) as bar:
 
         def show(num_done: int, program: Program) -> None:
-            progress.update(task, completed=num_done, description=escape(f"{program.engine} {program.file}"))
+            bar(num_done)
+            bar.rename(escape(f"{program.engine} {program.file}"))
 
         outcomes = run_rounds(programs, settings.num_rounds, show)
     if settings.is_json:
@@ -217,9 +215,7 @@ def _gguf_files(names: Sequence[str]) -> tuple[Path, ...]:
 
 
 def _workload(args: argparse.Namespace, file: Path) -> Workload:
-    batch_sizes = tuple(batch_size_of(text) for text in args.batch_sizes.split(","))
-    if len(set(batch_sizes)) < len(batch_sizes):
-        raise InvalidParameterError(f"--batch-sizes is {args.batch_sizes!r}; name every size once")
+    batch_sizes = batch_sizes_of(args.batch_sizes)
     if args.max_tokens < 2:
         raise InvalidParameterError(f"--max-tokens is {args.max_tokens}; decoding is timed from the second token on")
     max_tokens = SamplingParams(max_tokens=args.max_tokens).max_tokens

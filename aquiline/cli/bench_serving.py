@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import Progress
-
-from aquiline.cli.output import draw, write
+from aquiline.cli.measurement import print_result, shown_bar
 from aquiline.cli.parser import integer, number
 from aquiline.cli.prompt_sets import add_prompt_set_options, prompt_sets
 from aquiline.cli.pull import shown_progress
@@ -29,7 +25,6 @@ from aquiline.request import SamplingParams
 if TYPE_CHECKING:
     from aquiline.benchmark.serving.endpoint import EndpointSettings
     from aquiline.benchmark.serving.measure import ServingPlan
-    from aquiline.benchmark.serving.reading import Reading
     from aquiline.benchmark.serving.service_levels import ServiceLevels
     from aquiline.llm import Message
 
@@ -147,16 +142,13 @@ def run(args: argparse.Namespace) -> None:
         for model in (settings.tokenizer, settings.own.model if settings.own else None):
             if model is not None:
                 resolve_model(model, show)
-    from aquiline.benchmark.provenance import provenance
     from aquiline.benchmark.serving.measure import measure_serving
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("starting the server" if settings.own else "connecting", total=None)
-        with _server(settings) as (endpoint, pid):
-            plan = _plan(settings, endpoint, pid)
-            progress.update(task, description="asking", total=sum(load.num_requests for load in plan.loads))
-            serving = asyncio.run(measure_serving(plan, _advancing(progress, task)))
+    beginning = "starting the server" if settings.own else "connecting"
+    with shown_bar(beginning) as bar, _server(settings) as (endpoint, pid):
+        plan = _plan(settings, endpoint, pid)
+        bar.rename("asking", sum(load.num_requests for load in plan.loads))
+        serving = asyncio.run(measure_serving(plan, lambda _: bar.advance()))
     result = {
         "kind": "serving",
         "label": settings.label or (settings.own.text if settings.own else serving.model),
@@ -167,10 +159,7 @@ def run(args: argparse.Namespace) -> None:
         "slo": settings.levels.text if settings.levels else None,
         "rows": serving.rows,
     }
-    if settings.is_json:
-        write(sys.stdout, json.dumps(result | provenance(sys.argv[1:])) + "\n")
-    else:
-        draw(Console(highlight=False), drawing(result))
+    print_result(result, settings.is_json, lambda: drawing(result))
 
 
 @contextmanager
@@ -216,13 +205,6 @@ def _plan(settings: ServingSettings, endpoint: EndpointSettings, pid: int | None
         counting=Counting(_token_counter(settings.tokenizer)),
         server_pid=pid,
     )
-
-
-def _advancing(progress: Progress, task: Any) -> Callable[[Reading], None]:
-    def advance(_: Reading) -> None:
-        progress.advance(task)
-
-    return advance
 
 
 def _token_counter(model: str | None) -> Callable[[str], int] | None:

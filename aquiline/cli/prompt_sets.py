@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aquiline.benchmark.workloads import WORKLOADS, workload
+from aquiline.cli.measurement import check_each_once
 from aquiline.cli.prompts import read_prompts
 from aquiline.errors import InvalidParameterError
 
@@ -30,6 +31,5 @@ def prompt_sets(args: argparse.Namespace) -> dict[str, Sequence[Sequence[Mapping
             raise InvalidParameterError("--workloads and --prompts are both given; give only one of them")
         return {"prompts": [prompt.messages for prompt in read_prompts([], args.prompts, is_raw=False)]}
     chosen = list(WORKLOADS) if args.workloads is None else args.workloads.split(",")
-    if len(set(chosen)) < len(chosen):
-        raise InvalidParameterError(f"--workloads is {args.workloads!r}, where a name stands twice; give each once")
+    check_each_once("--workloads", args.workloads, chosen)
     return {name: workload(name) for name in chosen}

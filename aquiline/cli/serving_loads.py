@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from aquiline.benchmark.serving.arrivals import MOST_ARRIVALS, poisson_arrivals, read_trace
 from aquiline.benchmark.serving.load import Load
+from aquiline.cli.measurement import check_each_once
 from aquiline.cli.parser import integer
 from aquiline.errors import InvalidParameterError
 
@@ -80,8 +81,7 @@ def load_choice(args: argparse.Namespace) -> LoadChoice:
 
 def _values(flag: str, text: str, parse: Callable[[str, str], Value]) -> tuple[Value, ...]:
     values = tuple(parse(flag, part) for part in text.split(","))
-    if len(set(values)) < len(values):
-        raise InvalidParameterError(f"{flag} is {text!r}, where a value stands twice; give each once")
+    check_each_once(flag, text, values)
     return values
 
 

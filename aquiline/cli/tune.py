@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
-from rich.progress import Progress
 from rich.table import Table
 
 from aquiline.atomic_file import write_atomically
+from aquiline.cli.measurement import shown_bar
 from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
 from aquiline.cli.output import draw, write
@@ -148,13 +148,10 @@ def _stored(llm: LLM, settings: TuneSettings) -> StoredProfile:
             raise UserError("nothing was measured for this model, these settings and this machine; run aquiline tune")
         return stored
     stages, num_rounds = (SHORT_STAGES, SHORT_ROUNDS) if settings.is_short else (LONG_STAGES, LONG_ROUNDS)
-    console = Console(stderr=True)
-    is_hidden = settings.is_json or not console.is_terminal
-    with Progress(console=console, transient=True, disable=is_hidden) as progress:
-        task = progress.add_task("timing steps")
+    with shown_bar("timing steps", is_hidden=settings.is_json) as bar:
 
         def show(reason: str, num_done: int, num_total: int) -> None:
-            progress.update(task, completed=num_done, total=num_total)
+            bar(num_done, num_total)
 
         llm.step_costs.on_progress = show
         measured = llm.step_costs.measure(llm.models, settings.config, stages, num_rounds)

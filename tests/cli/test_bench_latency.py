@@ -81,7 +81,7 @@ def test_the_model_is_loaded_for_the_modes_that_need_a_draft() -> None:
     ("options", "message"),
     [
         pytest.param(["--workloads", "chat,poems"], "there is no workload 'poems'", id="workload"),
-        pytest.param(["--workloads", "chat,chat"], "a name stands twice", id="workload-twice"),
+        pytest.param(["--workloads", "chat,chat"], "a value stands twice", id="workload-twice"),
         pytest.param(["--workloads", "chat", "--prompts", "-"], "only one of them", id="both"),
         pytest.param(["--speculate", "off,off"], "a value stands twice", id="mode-twice"),
         pytest.param(["--lookup", "auto,never"], "it must be auto, on or off", id="lookup"),
