@@ -9,6 +9,7 @@ namespace aquiline {
 void bind_draft(nanobind::module_& module);
 void bind_forward(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
+void bind_lookup(nanobind::module_& module);
 void bind_machine(nanobind::module_& module);
 void bind_measure(nanobind::module_& module);
 void bind_packed_linear(nanobind::module_& module);

@@ -8,4 +8,5 @@ NB_MODULE(_native, module) {
     aquiline::bind_measure(module);
     aquiline::bind_sampling(module);
     aquiline::bind_draft(module);
+    aquiline::bind_lookup(module);
 }

@@ -24,6 +24,7 @@ from aquiline.engine.guidance import Guidance
 from aquiline.engine.host_view import accepted_runs, step_facts, tree_traces
 from aquiline.engine.inputs import InputBuilder, StepLayout
 from aquiline.engine.kv_pool import KVPool, MemoryKind
+from aquiline.engine.lookup_native import new_lookup
 from aquiline.engine.lookup_policy import LookupPolicy
 from aquiline.engine.outputs import Sample, SampleGroup
 from aquiline.engine.own_shapes import OwnShapes
@@ -102,7 +103,7 @@ class Engine:
         self._own_shapes = OwnShapes(config.speculative, bounds, draft_vocab_size)
         self.planner = planner or planner_for(config.speculative, bounds, has_draft=speculates)
         guides = self.guidance if self.grammars else None
-        lookup = LookupPolicy(config.speculative, draft is not None, self.planner, guides)
+        lookup = LookupPolicy(config.speculative, draft is not None, self.planner, guides, new_lookup)
         self.sizes = EngineSizes.derive(config, target.config, draft_config, bounds, lookup.max_draft_tokens)
         layout, device = self.sizes.layout, target.device
         self.config = config

@@ -2,29 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from aquiline.config import SpeculativeConfig
 from aquiline.engine.host_tree import NO_NODES, HostTree
-from aquiline.engine.lookup import Lookup, LookupLimits
+from aquiline.engine.lookup import Lookup, LookupIndex, LookupLimits
+from aquiline.engine.lookup_draft import DraftWorth
 from aquiline.engine.plan import StepPlanner
 from aquiline.engine.planner import AutoPlanner
-from aquiline.engine.row_worth import RowCosts, RowWorth
+from aquiline.engine.request_limits import RequestLimits
+from aquiline.engine.row_worth import RowCosts, RowWorth, StepBase
 from aquiline.request import Request
 
-# A draft model that adds to so likely a child of the root costs more than it brings.
-SURVIVAL_THAT_SUFFICES = 0.5
+# Costs are kept for so many loads.
+MOST_KNOWN_LOADS = 64
+SHORTEST_CONTEXT = 128
+# After so many steps in a row without a looked-up node a few are tried, so that the time of such steps is known.
+STEPS_TO_PROBE = 512
+PROBE_DEPTH = 2
 
 
 class GrammarNodes(Protocol):
     """What grammars say about the tokens that come next."""
 
+    def is_guided(self, request: Request) -> bool:
+        """Whether a grammar holds the request."""
+
     def known_nodes(
         self, request: Request, look_up: Callable[[], HostTree], limits: LookupLimits, worth: RowWorth
     ) -> HostTree:
         """What the request's grammar foretells, and of what is looked up what it allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutline:
+    """A step before anything is looked up.
+
+    Attributes:
+        requests: that look for tokens; all of them decode.
+        depths: deepest node that each of them may still commit.
+        growing: those for which the planner may let the draft model grow a tree.
+        num_roots: requests that decode.
+        context: tokens in the pages of `requests`, summed.
+        num_prefill_rows: waiting prefill, at most what the step may hold.
+        num_free_rows: most looked-up nodes of all requests together.
+    """
+
+    requests: Sequence[Request]
+    depths: Sequence[int]
+    num_roots: int
+    growing: Sequence[Request] = ()
+    context: int = 0
+    num_prefill_rows: int = 0
+    num_free_rows: int = 2**31
+
+    @classmethod
+    def of(cls, running: Sequence[Request], limits: RequestLimits, max_batched_tokens: int) -> StepOutline:
+        """That of a step of at most so many rows."""
+        requests: list[Request] = []
+        depths: list[int] = []
+        growing: list[Request] = []
+        num_roots = context = num_pending = 0
+        for request in running:
+            num_uncomputed = request.num_uncomputed_tokens
+            if num_uncomputed != 1:
+                num_pending += num_uncomputed
+                continue
+            num_roots += 1
+            depth = limits.most_known_depth(request)
+            if depth > 0:
+                requests.append(request)
+                depths.append(depth)
+                context += request.num_computed_tokens
+                if request.speculate and request.own_shape is None and limits.most_grown_depth(request) > 0:
+                    growing.append(request)
+        free = max(0, max_batched_tokens - num_roots)
+        return cls(requests, depths, num_roots, growing, context, min(num_pending, free), free)
 
 
 class LookupPolicy:
@@ -34,6 +89,7 @@ class LookupPolicy:
         has_draft: a draft model grows trees too.
         planner: one that chooses by costs knows what a row of the target takes; otherwise generic times are taken.
         grammars: of guided requests; None: there are none.
+        new_index: makes the index that is searched, from the most tokens of ended outputs that it keeps.
     """
 
     def __init__(
@@ -42,54 +98,127 @@ class LookupPolicy:
         has_draft: bool,
         planner: StepPlanner | None = None,
         grammars: GrammarNodes | None = None,
+        new_index: Callable[[int], LookupIndex] = Lookup,
     ) -> None:
-        self._lookup = Lookup(config.lookup_history) if config.looks_up(has_draft) else None
+        self._index = new_index(config.lookup_history) if config.looks_up(has_draft) else None
         can_add = not config.mode.is_off and config.acceptance == "keyed"
         self._grammars = grammars if can_add else None
         self._pays_only = config.lookup == "auto"
-        self._costs = RowCosts.of(planner.costs) if isinstance(planner, AutoPlanner) else RowCosts()
+        self._costs = _LoadCosts(planner if isinstance(planner, AutoPlanner) else None)
+        self._draft = DraftWorth(planner) if isinstance(planner, AutoPlanner) and self._pays_only else None
+        self._sufficient: frozenset[str] = frozenset()
+        self._num_idle_steps = 0
         self.max_draft_tokens = 0
         self._max_depth = 0
-        if self._lookup is not None or self._grammars is not None:
+        if self.is_active:
             shape = config.mode.shape
             self.max_draft_tokens = min(config.lookup_tokens, shape.num_draft_tokens if shape else config.lookup_tokens)
             self._max_depth = min(self.max_draft_tokens, shape.depth if shape else self.max_draft_tokens)
 
     @property
+    def is_active(self) -> bool:
+        """Whether anything is ever proposed."""
+        return self._index is not None or self._grammars is not None
+
+    @property
     def num_requests(self) -> int:
         """Requests of which something is kept."""
-        return 0 if self._lookup is None else self._lookup.num_requests
+        return 0 if self._index is None else self._index.num_requests
 
-    def look_up(self, depths: Mapping[str, int], requests: Mapping[str, Request], num_rows: int) -> dict[str, HostTree]:
+    def look_up(self, outline: StepOutline) -> dict[str, HostTree]:
         """Trees of the requests for which something was found, by request id.
 
         Args:
-            depths: deepest node that each request may still commit.
-            requests: the decoding ones.
-            num_rows: most nodes of all together; every request may have an equal share.
+            outline: of the step; every request may have an equal share of its free rows.
         """
-        if (self._lookup is None and self._grammars is None) or not requests:
+        self._sufficient = frozenset()
+        requests = outline.requests
+        if not self.is_active or not requests:
             return {}
-        self._costs.refresh()
-        worth = RowWorth(len(requests), self._costs, always_pays=not self._pays_only)
-        share = min(self.max_draft_tokens, num_rows // len(requests))
-        trees = {}
-        for request_id, request in requests.items():
-            limits = LookupLimits(share, min(self._max_depth, depths[request_id]))
-            look_up = partial(self._propose, request, limits, worth)
-            tree = look_up() if self._grammars is None else self._grammars.known_nodes(request, look_up, limits, worth)
-            if tree.num_draft_tokens:
-                trees[request_id] = tree
+        most_depth, costs = self._max_depth, self._costs.at(outline)
+        share = min(self.max_draft_tokens, outline.num_free_rows // len(requests))
+        depths = [min(depth, most_depth) for depth in outline.depths]
+        base = _base(outline, costs)
+        is_probe = self._num_idle_steps >= STEPS_TO_PROBE
+        if is_probe:
+            depths = [min(depth, PROBE_DEPTH) for depth in depths]
+        worth = self._worth(base, costs, outline.growing, is_probe)
+        trees = self._found(requests, depths, share, worth)
+        if not trees:
+            self._num_idle_steps += not is_probe
+            return trees
+        self._num_idle_steps = 0
+        if self._draft is not None and outline.growing:
+            self._sufficient = self._draft.sufficient(trees, outline.growing, base, costs)
         return trees
 
-    def _propose(self, request: Request, limits: LookupLimits, worth: RowWorth) -> HostTree:
-        return NO_NODES if self._lookup is None else self._lookup.propose(request, limits, worth)
+    def _worth(self, base: StepBase, costs: RowCosts, growing: Sequence[Request], is_probe: bool) -> RowWorth:
+        if self._draft is not None:
+            base = self._draft.with_draft(base, growing)
+        return RowWorth(base, costs, always_pays=is_probe or not self._pays_only)
 
-    def suffices(self, tree: HostTree) -> bool:
-        """Whether a draft model need not add to what was looked up."""
-        return self._pays_only and tree.first_survival >= SURVIVAL_THAT_SUFFICES
+    def _found(
+        self, requests: Sequence[Request], depths: Sequence[int], share: int, worth: RowWorth
+    ) -> dict[str, HostTree]:
+        trees: dict[str, HostTree] = {}
+        if self._grammars is not None:
+            free: list[Request] = []
+            free_depths: list[int] = []
+            for request, depth in zip(requests, depths, strict=True):
+                if self._grammars.is_guided(request):
+                    trees[request.request_id] = self._guided(self._grammars, request, LookupLimits(share, depth), worth)
+                else:
+                    free.append(request)
+                    free_depths.append(depth)
+            requests, depths = free, free_depths
+        if self._index is not None and requests:
+            found = self._index.propose(requests, depths, share, worth)
+            trees |= {request.request_id: tree for request, tree in zip(requests, found, strict=True)}
+        return {request_id: tree for request_id, tree in trees.items() if tree.tokens}
+
+    def _guided(self, grammars: GrammarNodes, request: Request, limits: LookupLimits, worth: RowWorth) -> HostTree:
+        def look_up() -> HostTree:
+            if self._index is None:
+                return NO_NODES
+            return self._index.propose([request], [limits.max_depth], limits.max_draft_tokens, worth)[0]
+
+        return grammars.known_nodes(request, look_up, limits, worth)
+
+    def suffices(self, request_id: str) -> bool:
+        """Whether a draft model need not add to what was just looked up for a request."""
+        return request_id in self._sufficient
 
     def forget(self, request: Request) -> None:
         """A request has ended."""
-        if self._lookup is not None:
-            self._lookup.forget(request)
+        if self._index is not None:
+            self._index.forget(request)
+
+
+def _base(outline: StepOutline, costs: RowCosts) -> StepBase:
+    """The step without trees, at the time of one without prefill, which takes its time whatever is looked up."""
+    num_roots, num_rows = outline.num_roots, outline.num_roots + outline.num_prefill_rows
+    return StepBase(num_rows, num_roots, costs.time(num_roots) - costs.time(num_rows))
+
+
+class _LoadCosts:
+    """Times of rows, for steps of each load."""
+
+    def __init__(self, planner: AutoPlanner | None) -> None:
+        self._costs = None if planner is None else planner.costs
+        self._generic = RowCosts()
+        self._known: dict[tuple[int, int], RowCosts] = {}
+
+    def at(self, outline: StepOutline) -> RowCosts:
+        """Those of steps about as large as this one."""
+        if self._costs is None:
+            return self._generic
+        # To the next power of two, so that the load stays the same for a while.
+        mean = max(SHORTEST_CONTEXT, outline.context // max(1, len(outline.requests)))
+        key = outline.num_roots, 1 << (mean - 1).bit_length()
+        costs = self._known.get(key)
+        if costs is None:
+            if len(self._known) == MOST_KNOWN_LOADS:
+                self._known.clear()
+            costs = self._known[key] = RowCosts.of(self._costs, *key)
+        costs.refresh()
+        return costs

@@ -36,7 +36,7 @@ class Kind(IntEnum):
 
 
 # Rates by kind and class of length, as a small chat model has them over mixed prompts.
-_GENERIC_RATES = (
+GENERIC_RATES = (
     (0.28, 0.45, 0.56, 0.62, 0.76, 0.82, 0.90, 0.95, 0.97),
     (0.36, 0.72, 0.74, 0.78, 0.84, 0.88, 0.92, 0.95, 0.97),
     (0.10, 0.20, 0.28, 0.40, 0.46, 0.52, 0.60, 0.66, 0.70),
@@ -56,7 +56,7 @@ class SharedRates:
     """Rates over all requests of an engine, from generic ones on."""
 
     def __init__(self) -> None:
-        generic = [rate for rates in _GENERIC_RATES for rate in rates]
+        generic = [rate for rates in GENERIC_RATES for rate in rates]
         self._trials = [WEIGHT_OF_GENERIC] * NUM_CELLS
         self._hits = [rate * WEIGHT_OF_GENERIC for rate in generic]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from aquiline.engine.cost_model import StepCosts
 
@@ -14,7 +15,6 @@ _GENERIC_ROWS = (1, 2, 4, 8, 16, 32)
 _GENERIC_TIMES = (1.0, 1.05, 1.2, 1.6, 2.6, 4.7)
 # How many rows ahead a growing tree looks for cheaper ones.
 LONGEST_LOOK = 16
-TYPICAL_CONTEXT = 512
 
 
 def generic_step_time(num_rows: int) -> float:
@@ -37,16 +37,16 @@ class RowCosts:
         self._step_time = step_time
         self._version = version
         self._known_version = version()
-        self._times: list[float] = [0.0]
+        self._times: dict[int, float] = {}
         self._slopes: dict[int, float] = {}
 
     @classmethod
-    def of(cls, costs: StepCosts) -> RowCosts:
-        """Those of measured steps without a draft model, of one request with TYPICAL_CONTEXT tokens."""
+    def of(cls, costs: StepCosts, num_requests: int, context: int) -> RowCosts:
+        """Those of measured steps without a draft model, of so many requests with `context` tokens each."""
 
         def seconds(num_rows: int) -> float:
-            verify = costs.verify_seconds(num_rows, TYPICAL_CONTEXT, num_rows * TYPICAL_CONTEXT)
-            return verify + costs.other_seconds(num_rows, 1)
+            verify = costs.verify_seconds(num_rows, num_requests * context, num_rows * context)
+            return verify + costs.other_seconds(num_rows, num_requests)
 
         return cls(seconds, lambda: costs.version)
 
@@ -54,14 +54,15 @@ class RowCosts:
         """Take over times that have changed."""
         if self._version() != self._known_version:
             self._known_version = self._version()
-            self._times = [0.0]
+            self._times.clear()
             self._slopes.clear()
 
     def time(self, num_rows: int) -> float:
         """Of a step with so many rows."""
-        while len(self._times) <= num_rows:
-            self._times.append(self._step_time(len(self._times)))
-        return self._times[num_rows]
+        seconds = self._times.get(num_rows)
+        if seconds is None:
+            seconds = self._times[num_rows] = self._step_time(num_rows)
+        return seconds
 
     def least_slope(self, num_rows: int) -> float:
         """The least time per further row, over all numbers of further rows up to LONGEST_LOOK.
@@ -77,53 +78,92 @@ class RowCosts:
         return slope
 
 
+@dataclass(frozen=True, slots=True)
+class StepBase:
+    """A step before anything was looked up.
+
+    Attributes:
+        num_rows: of the target's forward, those of prefill and of the draft model's nodes among them.
+        expected_tokens: that it commits.
+        other_time: what it takes beside these rows; negative where some of them have to be computed anyhow.
+    """
+
+    num_rows: int
+    expected_tokens: float
+    other_time: float = 0.0
+
+    def plus(self, more: StepBase) -> StepBase:
+        """Both in one step."""
+        return StepBase(
+            self.num_rows + more.num_rows,
+            self.expected_tokens + more.expected_tokens,
+            self.other_time + more.other_time,
+        )
+
+
 class RowWorth:
     """Rows that a step holds and tokens that it is expected to commit, while the trees of its requests grow.
 
-    Of every tree that number of nodes is kept with which the step commits tokens fastest. Times may rise in stairs, so
-    growth goes on beyond a row that does not pay, as long as later ones might make up for it.
+    Of all nodes in the order in which they are taken that number is kept with which the step commits tokens fastest.
+    Times may rise in stairs, so growth goes on beyond a row that does not pay, as long as later ones might make up for
+    it.
 
     Worked example, one request that commits 1 token in time 1.0, and a second row that takes 0.05 more: a node is worth
     it when it survives in more than 5 of 100 cases. With 8 rows that commit 5 tokens in 1.6, and 0.125 for the next
     row, it has to survive in 39 of 100.
 
     Args:
-        num_requests: that decode; each commits one token without any node.
+        base: what the step holds without any node.
         always_pays: every row is worth it, whatever it costs.
 
     Attributes:
         least_survival: a node that survives less often cannot be worth its row, and neither can any behind it.
     """
 
-    def __init__(self, num_requests: int, costs: RowCosts, always_pays: bool = False) -> None:
-        self._costs = costs
-        self._always_pays = always_pays
-        self._num_rows = num_requests
-        self._expected_tokens = float(num_requests)
+    def __init__(self, base: StepBase, costs: RowCosts, always_pays: bool = False) -> None:
+        self.costs = costs
+        self.always_pays = always_pays
+        self._other_time = base.other_time
+        self._num_rows = base.num_rows
+        self._expected_tokens = base.expected_tokens
         self._num_taken = 0
         self._best_num_rows = self._num_rows
         self._best_expected_tokens = self._expected_tokens
         self.least_survival = 0.0
         self._find_least()
 
+    @property
+    def base(self) -> StepBase:
+        """What the step holds when it keeps what was settled so far."""
+        return StepBase(self._best_num_rows, self._best_expected_tokens, self._other_time)
+
     def take(self, survival: float) -> None:
-        """Try one more node of a tree; they come in falling order of survival."""
+        """Try one more node; they come in falling order of survival until `settle` is called."""
         self._num_rows += 1
         self._num_taken += 1
         self._expected_tokens += survival
-        best_time, time = self._costs.time(self._best_num_rows), self._costs.time(self._num_rows)
-        if self._always_pays or self._expected_tokens * best_time > self._best_expected_tokens * time:
+        best_time, time = self._time(self._best_num_rows), self._time(self._num_rows)
+        if self.always_pays or self._expected_tokens * best_time > self._best_expected_tokens * time:
             self._best_num_rows, self._best_expected_tokens = self._num_rows, self._expected_tokens
         self._find_least()
 
     def settle(self) -> int:
-        """The tree is grown: keep as many of its nodes as are worth it, and say how many."""
+        """All nodes are tried: keep as many of those taken as are worth it, and say how many."""
         num_kept = self._num_taken - (self._num_rows - self._best_num_rows)
-        self._num_rows, self._expected_tokens, self._num_taken = self._best_num_rows, self._best_expected_tokens, 0
-        self._find_least()
+        self.settle_at(self._best_num_rows, self._best_expected_tokens)
         return num_kept
 
+    def settle_at(self, num_rows: int, expected_tokens: float) -> None:
+        """Go on from what was kept elsewhere by the same rule."""
+        self._num_rows = self._best_num_rows = num_rows
+        self._expected_tokens = self._best_expected_tokens = expected_tokens
+        self._num_taken = 0
+        self._find_least()
+
+    def _time(self, num_rows: int) -> float:
+        return self.costs.time(num_rows) + self._other_time
+
     def _find_least(self) -> None:
-        if not self._always_pays:
-            best_rate = self._best_expected_tokens / self._costs.time(self._best_num_rows)
-            self.least_survival = best_rate * self._costs.least_slope(self._num_rows)
+        if not self.always_pays:
+            best_rate = self._best_expected_tokens / self._time(self._best_num_rows)
+            self.least_survival = best_rate * self.costs.least_slope(self._num_rows)

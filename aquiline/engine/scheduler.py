@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from aquiline.config import SchedulerConfig, SpeculativeConfig
 from aquiline.engine.cache import BlockCache
 from aquiline.engine.host_tree import NO_NODES, HostTree
-from aquiline.engine.lookup_policy import LookupPolicy
+from aquiline.engine.lookup_policy import LookupPolicy, StepOutline
 from aquiline.engine.plan import StepLoad, StepPlan, StepPlanner
 from aquiline.engine.request_limits import RequestLimits
 from aquiline.engine.schedule import ScheduledBatch, ScheduledRequest
@@ -161,7 +161,7 @@ class Scheduler:
             self._stop_speculating_beyond_draft(request)
         preempted = self._reserve_roots()
         num_roots = sum(request.decodes for request in self._running)
-        known = self._look_up(num_roots)
+        known = self._look_up()
         growing = self._growing(known)
         plan = self._planner.plan(self._load(num_roots, known, growing))
         for request in plan.gives_up:
@@ -201,11 +201,12 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         insort_left(self._waiting, request, key=_urgency)
 
-    def _look_up(self, num_roots: int) -> dict[str, HostTree]:
-        limits = {request.request_id: self._limits.most_known_depth(request) for request in self._running}
-        asked = {request.request_id: request for request in self._running if limits[request.request_id] > 0}
-        known = self._lookup.look_up(limits, asked, self._max_batched_tokens - num_roots)
-        return {name: within_shape(tree, asked[name].own_shape) for name, tree in known.items()}
+    def _look_up(self) -> dict[str, HostTree]:
+        if not self._lookup.is_active:
+            return {}
+        outline = StepOutline.of(self._running, self._limits, self._max_batched_tokens)
+        known = self._lookup.look_up(outline)
+        return {name: within_shape(tree, self._requests[name].own_shape) for name, tree in known.items()}
 
     def _load(self, num_roots: int, known: Mapping[str, HostTree], growing: Sequence[Request]) -> StepLoad:
         num_pending = sum(request.num_uncomputed_tokens for request in self._running) - num_roots
@@ -274,7 +275,8 @@ class Scheduler:
         return [request for request in self._running if self._grows(request, known.get(request.request_id))]
 
     def _grows(self, request: Request, tree: HostTree | None) -> bool:
-        return self._limits.most_grown_depth(request) > 0 and (tree is None or not self._lookup.suffices(tree))
+        is_known = tree is not None and self._lookup.suffices(request.request_id)
+        return self._limits.most_grown_depth(request) > 0 and not is_known
 
     def _reserve_trees(self, plan: StepPlan, trees: FittedTrees) -> dict[str, ScheduledRequest]:
         """The requests with a tree, with blocks reserved for it."""

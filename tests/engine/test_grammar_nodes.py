@@ -12,7 +12,7 @@ from aquiline.engine.grammar import GrammarCompiler, Matcher
 from aquiline.engine.grammar_nodes import ForetoldRate, foretold_tokens, guided_tree
 from aquiline.engine.host_tree import NO_NODES, HostTree
 from aquiline.engine.lookup import LookupLimits
-from aquiline.engine.row_worth import RowCosts, RowWorth
+from aquiline.engine.row_worth import RowCosts, RowWorth, StepBase
 from aquiline.guided import GuidedParams
 from tests.engine.guided_work import EOS, GUIDES, JOBS, VOCAB, VOCABULARY, guided_engine
 from tests.engine.workloads import run_jobs
@@ -27,7 +27,7 @@ def matcher_of(guided: GuidedParams) -> Matcher:
 
 
 def foretell(matcher: Matcher, rate: float, limits: LookupLimits, always_pays: bool = True) -> list[tuple[int, float]]:
-    return foretold_tokens(matcher, rate, limits, RowWorth(1, RowCosts(), always_pays))
+    return foretold_tokens(matcher, rate, limits, RowWorth(StepBase(1, 1.0), RowCosts(), always_pays))
 
 
 def texts(tokens: list[tuple[int, float]]) -> list[bytes]:

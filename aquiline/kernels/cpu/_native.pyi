@@ -1,5 +1,6 @@
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import Protocol
 
 class WeightFormat(Enum):
     bf16 = 0
@@ -364,3 +365,49 @@ class DraftGrowth:
         out: NodeArrays,
         /,
     ) -> None: ...
+
+# Looking up continuations.
+
+class RateRules: ...
+
+def rate_rules(
+    length_ends: Sequence[int],
+    generic_rates: Sequence[float],
+    weight_of_generic: float,
+    weight_of_shared: float,
+    most_trials: float,
+) -> RateRules: ...
+
+class LookupMemory:
+    def __init__(self, rules: RateRules, history_tokens: int) -> None: ...
+    def remember(self, token_ids: list[int]) -> None: ...
+    @property
+    def num_history_bytes(self) -> int: ...
+
+class LookupReader:
+    def __init__(self, memory: LookupMemory, num_prompt_tokens: int, num_again: int) -> None: ...
+    def read(self, token_ids: list[int]) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+class RowWorth:
+    def __init__(
+        self, num_rows: int, expected_tokens: float, other_time: float, always_pays: bool, least_survival: float
+    ) -> None: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def expected_tokens(self) -> float: ...
+
+class RowPrices(Protocol):
+    def time(self, num_rows: int) -> float: ...
+    def least_slope(self, num_rows: int) -> float: ...
+
+def grow_lookup_trees(
+    readers: list[LookupReader],
+    token_ids: list[list[int]],
+    depths: Sequence[int],
+    max_draft_tokens: int,
+    worth: RowWorth,
+    costs: RowPrices,
+) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]] | None]: ...
