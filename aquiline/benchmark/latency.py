@@ -70,6 +70,7 @@ def measure_latency(
     for engine in engines:
         engine.chat(next(iter(workloads.values()))[0], replace(params, max_tokens=WARM_UP_TOKENS, min_tokens=0))
     for name, conversations in workloads.items():
+        tallies = [engine.engine.compare_forecasts() for engine in engines]
         best: list[list[Answer]] = [[] for _ in variants]
         for conversation in conversations:
             tries: list[list[Answer]] = [[] for _ in variants]
@@ -82,7 +83,10 @@ def measure_latency(
                         on_answer(num_answered)
             for kept, own in zip(best, tries, strict=True):
                 kept.append(min(own, key=lambda answer: answer.seconds))
-        rows += [_row(name, variant, own, best[0]) for variant, own in zip(variants, best, strict=True)]
+        rows += [
+            _row(name, variant, own, best[0]) | {"forecast": tally.figures()}
+            for variant, own, tally in zip(variants, best, tallies, strict=True)
+        ]
     return rows
 
 

@@ -62,6 +62,7 @@ def _measure(
     )
     llm.reconfigured(config).chat(list(conversations[:1]), replace(params, max_tokens=8, min_tokens=0))
     measured = llm.reconfigured(config)
+    tally = measured.engine.compare_forecasts()
     started = time.perf_counter()
     outputs = measured.chat(list(conversations), params)
     seconds = time.perf_counter() - started
@@ -70,6 +71,7 @@ def _measure(
         "speculate": combination.mode.text,
         **_figures(outputs, seconds),
         "phases_ms": _phases(measured, outputs),
+        "forecast": tally.figures(),
         "peak_memory_mb": round(peak_memory_bytes() / 2**20, 1),
     }
 

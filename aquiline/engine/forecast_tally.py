@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
 
 from aquiline.engine.forecast import Forecast
 from aquiline.engine.plan import StepReport
+from aquiline.speculation import StaticTree, TreeShape, spelt
+
+MOST_SHOWN_SHAPES = 6
 
 
 @dataclass
@@ -16,9 +21,11 @@ class ForecastTally:
     best one, as the planner lets happen now and then to learn.
 
     Attributes:
+        num_steps_by_shape: of all steps that decode, whatever was forecast; the shape is that of the largest tree.
         expected_tokens, committed_tokens: of all requests, before stop rules; looked-up tokens are in neither.
     """
 
+    num_steps_by_shape: Counter[TreeShape] = field(default_factory=Counter)
     num_steps: int = 0
     expected_seconds: float = 0.0
     measured_seconds: float = 0.0
@@ -26,24 +33,24 @@ class ForecastTally:
     committed_tokens: int = 0
 
     def add(self, forecast: Forecast | None, report: StepReport) -> None:
-        """A step has ended; `forecast` is the newest one, perhaps of an earlier step."""
-        if forecast is None or report.seconds is None:
+        """A step has ended that was forecast like this."""
+        if report.seconds is None:
+            return
+        self.num_steps_by_shape[report.shape] += 1
+        if forecast is None:
             return
         num_nodes = sum(outcome.num_draft_tokens for outcome in report.outcomes)
         if num_nodes != forecast.num_draft_tokens:
             return
         num_requests = report.size.num_requests
-        # Where no tree may grow nothing is forecast; what is known then is of other steps, perhaps of as many requests.
-        if not num_nodes and forecast.expected != num_requests:
-            return
         self.num_steps += 1
         self.expected_seconds += forecast.seconds
         self.measured_seconds += report.seconds.total
         self.expected_tokens += forecast.expected
         self.committed_tokens += num_requests + sum(len(outcome.accepted) for outcome in report.outcomes)
 
-    def figures(self) -> dict[str, float] | None:
-        """Means of a step, ready for JSON; None where no step was compared."""
+    def figures(self) -> dict[str, Any] | None:
+        """Means of a step and the usual shapes, ready for JSON; None where no step was compared."""
         if not self.num_steps:
             return None
         count = self.num_steps
@@ -53,4 +60,9 @@ class ForecastTally:
             "measured_step_ms": round(1e3 * self.measured_seconds / count, 4),
             "expected_tokens": round(self.expected_tokens / count, 4),
             "committed_tokens": round(self.committed_tokens / count, 4),
+            "num_steps_by_shape": {
+                spelt(shape): num_steps
+                for shape, num_steps in self.num_steps_by_shape.most_common(MOST_SHOWN_SHAPES)
+                if isinstance(shape, StaticTree)
+            },
         }

@@ -107,6 +107,8 @@ class AutoPlanner:
         debt = debt_of(load)
         if not load.growing:
             plan, seconds = StepPlan(NO_TREE, {}, {}), self._spare_seconds(load)
+            whole = seconds + self.costs.other_seconds(load.num_roots, load.num_roots)
+            self.last = Forecast(PLAIN, 0, float(load.num_roots), whole, whole, 0.0)
             return self._debt.plan(load, plan, debt, seconds, self.costs, self._use(load, None))
         kinds = [self.estimator.kind(request) for request in load.growing]
         decision = self._decide(load, kinds, debt.num_behind)

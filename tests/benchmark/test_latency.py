@@ -10,6 +10,7 @@ import pytest
 
 from aquiline.benchmark.latency import Answer, Variant, _percentile, _row, measure_latency
 from aquiline.benchmark.workloads import WORKLOADS, workload
+from aquiline.engine.forecast_tally import ForecastTally
 from aquiline.errors import InvalidParameterError
 from aquiline.request import SamplingParams
 from aquiline.speculation import parse_speculation
@@ -59,7 +60,9 @@ class TurnLLM(FakeLLM):
         super().__init__()
         self.config: Any = SimpleNamespace()
         self.order, self.name = order, name
-        self.engine: Any = SimpleNamespace(clock=SimpleNamespace(seconds={"verify": 1.0}))
+        self.engine: Any = SimpleNamespace(
+            clock=SimpleNamespace(seconds={"verify": 1.0}), compare_forecasts=ForecastTally
+        )
 
     def chat(self, conversations: Any, params: SamplingParams, **callbacks: Any) -> Any:
         self.order.append(self.name)
@@ -81,6 +84,7 @@ def test_variants_take_turns_and_each_begins_once(monkeypatch: pytest.MonkeyPatc
     assert order == ["off", "auto", "off", "auto", "auto", "off"]
     assert counts == [1, 2, 3, 4]
     assert [row["speculate"] for row in rows] == ["off", "auto"]
+    assert all(row["forecast"] is None for row in rows)
     assert all(row["num_equal_answers"] == row["num_prompts"] == 1 for row in rows)
 
 

@@ -6,21 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from aquiline.engine.cost_model import StepSeconds, StepSize
+from aquiline.engine.cost_model import CostModel, StepSeconds, StepSize
 from aquiline.engine.forecast import Forecast
 from aquiline.engine.forecast_tally import ForecastTally
-from aquiline.engine.plan import StepReport, TreeOutcome
+from aquiline.engine.plan import StepLoad, StepReport, TreeOutcome
+from aquiline.engine.planner import AutoPlanner, PlannerSettings
 from aquiline.engine.planner_candidates import PLAIN
+from aquiline.engine.tree_families import TreeBounds
 from aquiline.llm import LLM
 from aquiline.request import SamplingParams
-from aquiline.speculation import NO_TREE, parse_speculation
+from aquiline.speculation import NO_TREE, StaticTree, parse_speculation
+from tests.engine.synthetic_costs import load_of, request
 from tests.server.serving import toy_llm, write_toy
 
 SECONDS = StepSeconds(verify=0.006, draft=0.002, sample=0.001, host=0.001)
+CHAIN = StaticTree((-1, 0, 1, 2), (0, 0, 0, 0))
 TREE = Forecast(PLAIN, num_draft_tokens=6, expected=3.5, seconds=0.008, wait=0.0, score=0.0)
-GROWN = StepReport(NO_TREE, StepSize(9, 9, 3), SECONDS, [TreeOutcome("a", 3, (1, 2)), TreeOutcome("b", 3, ())])
+GROWN = StepReport(CHAIN, StepSize(9, 9, 3), SECONDS, [TreeOutcome("a", 3, (1, 2)), TreeOutcome("b", 3, ())])
 NO_NODES = replace(TREE, num_draft_tokens=0, expected=3.0)
-PLAIN_STEP = replace(GROWN, outcomes=())
+PLAIN_STEP = replace(GROWN, shape=NO_TREE, outcomes=())
 
 
 def test_sums_become_means_of_a_step() -> None:
@@ -33,6 +37,7 @@ def test_sums_become_means_of_a_step() -> None:
         "measured_step_ms": pytest.approx(10.0),
         "expected_tokens": pytest.approx((3.5 + 3.0) / 2),
         "committed_tokens": pytest.approx((5 + 3) / 2),
+        "num_steps_by_shape": {"chain:3": 1, "off": 1},
     }
 
 
@@ -43,7 +48,6 @@ def test_sums_become_means_of_a_step() -> None:
         pytest.param(TREE, replace(GROWN, seconds=None), id="prefill"),
         pytest.param(replace(TREE, num_draft_tokens=5), GROWN, id="another-tree"),
         pytest.param(NO_NODES, GROWN, id="probe"),
-        pytest.param(replace(NO_NODES, expected=4.0), PLAIN_STEP, id="of-another-step"),
     ],
 )
 def test_steps_that_ran_otherwise_are_left_out(forecast: Forecast | None, report: StepReport) -> None:
@@ -74,3 +78,12 @@ def test_a_fixed_tree_is_not_forecast(llm: LLM) -> None:
     tally = fixed.engine.compare_forecasts()
     fixed.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
     assert tally.figures() is None
+
+
+def test_steps_in_which_nothing_may_grow_are_forecast_as_plain_ones() -> None:
+    planner = AutoPlanner(CostModel(learns=False), PlannerSettings(TreeBounds(8)))
+    planner.plan(StepLoad(3, (), (), context=300))
+    forecast = planner.last
+    assert forecast is not None and (forecast.num_draft_tokens, forecast.expected) == (0, 3.0)
+    plain = planner.forecasts(load_of([request(index) for index in range(3)]))[0]
+    assert forecast.seconds == pytest.approx(plain.seconds, rel=0.2)
