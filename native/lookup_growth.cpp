@@ -108,6 +108,15 @@ int LookupTree::add(int parent, std::int32_t token, double survival) {
     return static_cast<int>(tokens.size());
 }
 
+bool has_guess(const LookupReader& reader, double least_survival) {
+    for (const GuessStart& start : reader.starts()) {
+        for (const Guess& guess : start.source->guesses(start.match, start.rates->rules())) {
+            if (start.rates->rate(guess.cell) >= least_survival) return true;
+        }
+    }
+    return false;
+}
+
 std::vector<LookupTree> grow_lookup_trees(const std::vector<const LookupReader*>& readers,
                                           const std::vector<int>& depths, int max_draft_tokens, RowWorth& worth,
                                           const RowTimes& times) {

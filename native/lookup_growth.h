@@ -50,6 +50,9 @@ struct LookupTree {
     int add(int parent, std::int32_t token, double survival);
 };
 
+// Whether anything that may come next, behind the last token that was read, is at least so likely.
+bool has_guess(const LookupReader& reader, double least_survival);
+
 // A tree behind the last token of each reader, of at most so many levels and nodes each; the first `num_kept` nodes of
 // every tree are worth their rows.
 std::vector<LookupTree> grow_lookup_trees(const std::vector<const LookupReader*>& readers,

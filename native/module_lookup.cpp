@@ -62,19 +62,33 @@ RowTimes times_of(const nb::object& costs) {
             [least_slope](int num_rows) { return nb::cast<double>(least_slope(num_rows)); }};
 }
 
+LookupReader* read_next(const nb::list& readers, const nb::list& token_ids, std::size_t request) {
+    auto* reader = nb::cast<LookupReader*>(readers[request]);
+    read(*reader, nb::cast<nb::list>(token_ids[request]));
+    return reader;
+}
+
+bool read_all(const nb::list& readers, const nb::list& token_ids, double least_survival) {
+    if (readers.size() != token_ids.size()) throw std::invalid_argument("every request needs a reader and tokens");
+    bool is_any = false;
+    for (std::size_t request = 0; request < readers.size(); ++request) {
+        const LookupReader* reader = read_next(readers, token_ids, request);
+        is_any = is_any || has_guess(*reader, least_survival);
+    }
+    return is_any;
+}
+
 nb::list grow(const nb::list& readers, const nb::list& token_ids, const std::vector<int>& depths, int max_draft_tokens,
               RowWorth& worth, const nb::object& costs) {
     if (readers.size() != token_ids.size() || readers.size() != depths.size()) {
         throw std::invalid_argument("every request needs a reader, tokens and a depth");
     }
-    std::vector<const LookupReader*> read_readers;
+    std::vector<const LookupReader*> all;
     for (std::size_t request = 0; request < readers.size(); ++request) {
-        auto* reader = nb::cast<LookupReader*>(readers[request]);
-        read(*reader, nb::cast<nb::list>(token_ids[request]));
-        read_readers.push_back(reader);
+        all.push_back(read_next(readers, token_ids, request));
     }
     nb::list trees;
-    for (const LookupTree& tree : grow_lookup_trees(read_readers, depths, max_draft_tokens, worth, times_of(costs))) {
+    for (const LookupTree& tree : grow_lookup_trees(all, depths, max_draft_tokens, worth, times_of(costs))) {
         trees.append(columns_of(tree));
     }
     return trees;
@@ -108,6 +122,7 @@ void bind_lookup(nb::module_& module) {
              "always_pays"_a, "least_survival"_a)
         .def_prop_ro("num_rows", &RowWorth::best_num_rows)
         .def_prop_ro("expected_tokens", &RowWorth::best_expected_tokens);
+    module.def("read_lookup_texts", read_all, "readers"_a, "token_ids"_a, "least_survival"_a);
     module.def("grow_lookup_trees", grow, "readers"_a, "token_ids"_a, "depths"_a, "max_draft_tokens"_a, "worth"_a,
                "costs"_a);
 }

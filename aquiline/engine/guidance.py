@@ -244,6 +244,11 @@ class Guidance:
         """Whether the request's masks took too long: its grammar can be read in so many ways that it delays others."""
         return request.request_id in self._overdue
 
+    @property
+    def has_guided(self) -> bool:
+        """Whether any running request is guided."""
+        return bool(self._matchers)
+
     def is_guided(self, request: Request) -> bool:
         """Whether a running request follows a grammar."""
         return request.request_id in self._matchers

@@ -42,6 +42,12 @@ class LookupIndex(Protocol):
     def num_requests(self) -> int:
         """Requests of which something is kept."""
 
+    def read(self, requests: Sequence[Request], least_survival: float) -> bool:
+        """Take in tokens that are new; whether any request has a guess that is at least so likely.
+
+        If it has none, `propose` proposes nothing to whom a node must be more likely.
+        """
+
     def propose(
         self, requests: Sequence[Request], depths: Sequence[int], max_draft_tokens: int, worth: RowWorth
     ) -> list[HostTree]:
@@ -77,14 +83,22 @@ class Lookup:
         """See `LookupIndex`."""
         return len(self._readers)
 
+    def read(self, requests: Sequence[Request], least_survival: float) -> bool:
+        """See `LookupIndex`."""
+        readers = self._read(requests)
+        return any(reader.has_guess(least_survival) for reader in readers)
+
     def propose(
         self, requests: Sequence[Request], depths: Sequence[int], max_draft_tokens: int, worth: RowWorth
     ) -> list[HostTree]:
         """See `LookupIndex`."""
+        return grow_trees(self._read(requests), depths, max_draft_tokens, worth)
+
+    def _read(self, requests: Sequence[Request]) -> list[LookupReader]:
         readers = [self._reader(request) for request in requests]
         for reader, request in zip(readers, requests, strict=True):
             reader.read(request.token_ids, request.num_prompt_tokens)
-        return grow_trees(readers, depths, max_draft_tokens, worth)
+        return readers
 
     def _reader(self, request: Request) -> LookupReader:
         reader = self._readers.get(request.request_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aquiline.engine.host_tree import NO_NODES, HostTree
@@ -47,6 +47,8 @@ class NativeLookup:
         self._keeps_history = history_tokens > 0
         self._new_reader = module.LookupReader
         self._new_worth = module.RowWorth
+        self._read_texts: Callable[[list[_native.LookupReader], list[list[int]], float], bool]
+        self._read_texts = module.read_lookup_texts
         self._grow = module.grow_lookup_trees
         self._readers: dict[str, _native.LookupReader] = {}
 
@@ -59,6 +61,12 @@ class NativeLookup:
     def num_bytes(self) -> int:
         """Memory that is allocated for texts."""
         return self._memory.num_history_bytes + sum(reader.num_bytes for reader in self._readers.values())
+
+    def read(self, requests: Sequence[Request], least_survival: float) -> bool:
+        """See `LookupIndex`."""
+        known = self._readers
+        readers = [known.get(request.request_id) or self._reader(request) for request in requests]
+        return self._read_texts(readers, [request.token_ids for request in requests], least_survival)
 
     def propose(
         self, requests: Sequence[Request], depths: Sequence[int], max_draft_tokens: int, worth: RowWorth

@@ -22,10 +22,19 @@ SHORTEST_CONTEXT = 128
 # After so many steps in a row without a looked-up node a few are tried, so that the time of such steps is known.
 STEPS_TO_PROBE = 512
 PROBE_DEPTH = 2
+# A guess that comes to less than this share of what a node had to bring lately is passed over; what that is, is found
+# anew after so many steps.
+SURE_SHARE = 0.9
+STEPS_TO_LOOK_CLOSELY = 64
+NOBODY: frozenset[str] = frozenset()
 
 
 class GrammarNodes(Protocol):
     """What grammars say about the tokens that come next."""
+
+    @property
+    def has_guided(self) -> bool:
+        """Whether any request is guided."""
 
     def is_guided(self, request: Request) -> bool:
         """Whether a grammar holds the request."""
@@ -48,6 +57,7 @@ class StepOutline:
         context: tokens in the pages of `requests`, summed.
         num_prefill_rows: waiting prefill, at most what the step may hold.
         num_free_rows: most looked-up nodes of all requests together.
+        num_running: requests of the step, those that prefill included.
     """
 
     requests: Sequence[Request]
@@ -57,6 +67,7 @@ class StepOutline:
     context: int = 0
     num_prefill_rows: int = 0
     num_free_rows: int = 2**31
+    num_running: int = 0
 
     @classmethod
     def of(cls, running: Sequence[Request], limits: RequestLimits, max_batched_tokens: int) -> StepOutline:
@@ -79,7 +90,7 @@ class StepOutline:
                 if request.speculate and request.own_shape is None and limits.most_grown_depth(request) > 0:
                     growing.append(request)
         free = max(0, max_batched_tokens - num_roots)
-        return cls(requests, depths, num_roots, growing, context, min(num_pending, free), free)
+        return cls(requests, depths, num_roots, growing, context, min(num_pending, free), free, len(running))
 
 
 class LookupPolicy:
@@ -106,7 +117,10 @@ class LookupPolicy:
         self._pays_only = config.lookup == "auto"
         self._costs = _LoadCosts(planner if isinstance(planner, AutoPlanner) else None)
         self._draft = DraftWorth(planner) if isinstance(planner, AutoPlanner) and self._pays_only else None
-        self._sufficient: frozenset[str] = frozenset()
+        self._sufficient = NOBODY
+        # What a guess must come to at least, by decoding and running requests.
+        self._floors: dict[tuple[int, int], float] = {}
+        self._num_quick_steps = 0
         self._num_idle_steps = 0
         self.max_draft_tokens = 0
         self._max_depth = 0
@@ -125,13 +139,43 @@ class LookupPolicy:
         """Requests of which something is kept."""
         return 0 if self._index is None else self._index.num_requests
 
-    def look_up(self, outline: StepOutline) -> dict[str, HostTree]:
-        """Trees of the requests for which something was found, by request id.
+    def look_up(
+        self, running: Sequence[Request], limits: RequestLimits, max_batched_tokens: int
+    ) -> dict[str, HostTree]:
+        """Trees of the running requests for which something was found, by request id.
 
         Args:
-            outline: of the step; every request may have an equal share of its free rows.
+            max_batched_tokens: most rows of the step.
         """
-        self._sufficient = frozenset()
+        self._sufficient = NOBODY
+        if not self._may_find(running):
+            return {}
+        return self.propose(StepOutline.of(running, limits, max_batched_tokens))
+
+    def _may_find(self, running: Sequence[Request]) -> bool:
+        """Whether to look closely: what most steps come to is seen without knowing what rows cost at present."""
+        if self._grammars is not None and self._grammars.has_guided:
+            return True
+        if self._index is None:
+            return False
+        decoding = [
+            request
+            for request in running
+            if len(request.token_ids) - request.num_computed_tokens == 1 and request.looks_up
+        ]
+        floor = self._floors.get((len(decoding), len(running)), 0.0)
+        if self._index.read(decoding, floor) or self._num_idle_steps >= STEPS_TO_PROBE:
+            return True
+        self._num_idle_steps += 1
+        self._num_quick_steps += 1
+        if self._num_quick_steps >= STEPS_TO_LOOK_CLOSELY:
+            self._num_quick_steps = 0
+            self._floors.clear()
+        return False
+
+    def propose(self, outline: StepOutline) -> dict[str, HostTree]:
+        """The same for a step as it is outlined; every request may have an equal share of its free rows."""
+        self._sufficient = NOBODY
         requests = outline.requests
         if not self.is_active or not requests:
             return {}
@@ -143,9 +187,10 @@ class LookupPolicy:
         if is_probe:
             depths = [min(depth, PROBE_DEPTH) for depth in depths]
         worth = self._worth(base, costs, outline.growing, is_probe)
+        self._floors[len(requests), outline.num_running] = SURE_SHARE * worth.least_survival
         trees = self._found(requests, depths, share, worth)
         if not trees:
-            self._num_idle_steps += not is_probe
+            self._num_idle_steps = 0 if is_probe else self._num_idle_steps + 1
             return trees
         self._num_idle_steps = 0
         if self._draft is not None and outline.growing:

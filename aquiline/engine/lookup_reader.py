@@ -42,6 +42,14 @@ class LookupReader:
         for half in self._halves:
             yield half.source, self._history_rates.rates, half.match
 
+    def has_guess(self, least_survival: float) -> bool:
+        """Whether anything that may come next is at least so likely."""
+        return any(
+            rates[guess.cell] >= least_survival
+            for source, rates, match in self.starts()
+            for guess in source.guesses(match)
+        )
+
 
 def _learn(source: GuessSource, match: Match, rates: RequestRates, token_id: int) -> None:
     guesses = source.guesses(match)

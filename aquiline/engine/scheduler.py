@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from aquiline.config import SchedulerConfig, SpeculativeConfig
 from aquiline.engine.cache import BlockCache
 from aquiline.engine.host_tree import NO_NODES, HostTree
-from aquiline.engine.lookup_policy import LookupPolicy, StepOutline
+from aquiline.engine.lookup_policy import LookupPolicy
 from aquiline.engine.plan import StepLoad, StepPlan, StepPlanner
 from aquiline.engine.request_limits import RequestLimits
 from aquiline.engine.schedule import ScheduledBatch, ScheduledRequest
@@ -202,10 +202,7 @@ class Scheduler:
         insort_left(self._waiting, request, key=_urgency)
 
     def _look_up(self) -> dict[str, HostTree]:
-        if not self._lookup.is_active:
-            return {}
-        outline = StepOutline.of(self._running, self._limits, self._max_batched_tokens)
-        known = self._lookup.look_up(outline)
+        known = self._lookup.look_up(self._running, self._limits, self._max_batched_tokens)
         return {name: within_shape(tree, self._requests[name].own_shape) for name, tree in known.items()}
 
     def _load(self, num_roots: int, known: Mapping[str, HostTree], growing: Sequence[Request]) -> StepLoad:

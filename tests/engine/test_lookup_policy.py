@@ -80,7 +80,7 @@ def test_a_shape_bounds_what_is_looked_up(
     looks_up = policy(mode, has_draft, lookup)
     assert looks_up.max_draft_tokens == num_nodes
     request = make_request([1, 2, 3, 4, 5, 6, 7] * 9)
-    trees = looks_up.look_up(StepOutline([request], [100], 1, num_free_rows=100))
+    trees = looks_up.propose(StepOutline([request], [100], 1, num_free_rows=100))
     if num_nodes:
         assert trees["it"].num_draft_tokens <= num_nodes and trees["it"].depth == depth
     else:
@@ -89,7 +89,7 @@ def test_a_shape_bounds_what_is_looked_up(
 
 def test_requests_share_the_rows_of_a_step() -> None:
     requests = [make_request([1, 2, 3, 4, 5, 6, 7] * 9, name=name) for name in "abc"]
-    trees = policy("auto").look_up(StepOutline(requests, [100] * 3, 3, num_free_rows=10))
+    trees = policy("auto").propose(StepOutline(requests, [100] * 3, 3, num_free_rows=10))
     assert [tree.num_draft_tokens for tree in trees.values()] == [3, 3, 3]
 
 
@@ -137,7 +137,7 @@ def test_prefill_that_is_due_anyhow_makes_no_node_worth_more() -> None:
     for num_prefill_rows in (0, 300):
         planner = auto_planner(straight)
         looks_up = LookupPolicy(SpeculativeConfig(), True, planner)
-        trees = looks_up.look_up(StepOutline(repeating(1), [20], 1, num_prefill_rows=num_prefill_rows))
+        trees = looks_up.propose(StepOutline(repeating(1), [20], 1, num_prefill_rows=num_prefill_rows))
         found.append(sum(tree.num_draft_tokens for tree in trees.values()))
     assert found[0] == found[1] > 0
 
@@ -153,7 +153,7 @@ STEEP = replace(SIMPLE_PROFILE, verify=Curve((1, 2), (1.0, 9.0)))
 
 def test_where_no_row_pays_a_few_are_tried_now_and_then() -> None:
     looks_up = LookupPolicy(SpeculativeConfig(), True, auto_planner(STEEP))
-    found = [len(looks_up.look_up(StepOutline(repeating(2), [9, 9], 2))) for _ in range(2 * STEPS_TO_PROBE + 2)]
+    found = [len(looks_up.propose(StepOutline(repeating(2), [9, 9], 2))) for _ in range(2 * STEPS_TO_PROBE + 2)]
     assert found.count(0) == 2 * STEPS_TO_PROBE
     assert found[STEPS_TO_PROBE] == found[-1] == 2
 
@@ -216,7 +216,7 @@ def test_what_suffices_is_said_of_the_last_step_alone() -> None:
     planner = with_plan(1)
     looks_up = LookupPolicy(SpeculativeConfig(), True, planner)
     (request,) = repeating(1)
-    looks_up.look_up(StepOutline([request], [9], 1, growing=[request]))
+    looks_up.propose(StepOutline([request], [9], 1, growing=[request]))
     assert looks_up.suffices("0")
-    looks_up.look_up(StepOutline([], [], 0))
+    looks_up.propose(StepOutline([], [], 0))
     assert not looks_up.suffices("0")

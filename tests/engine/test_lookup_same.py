@@ -40,7 +40,10 @@ class Player:
                 request.token_ids += tokens
             requests.append(request)
             depths.append(request.num_tokens % 5)
+        least = worth.least_survival
+        may_find = self.index.read(requests, least)
         trees = self.index.propose(requests, depths, max_draft_tokens, worth)
+        assert may_find or not any(tree.num_draft_tokens for tree in trees)
         return trees, worth.base.expected_tokens
 
     def end(self, name: str) -> None:
