@@ -98,7 +98,7 @@ NO_TORCH |= {"own_shapes"}
 OPTIONAL_DEPENDENCIES = {"xgrammar", "triton", "vllm", "matplotlib"}
 IMPORTED_AS = {"pyyaml": "yaml"}
 # Where a program or a thread would end: there everything is caught, and reported.
-OUTERMOST_HANDLERS = {"aquiline/cli/app.py", "aquiline/server/engine_thread.py"}
+OUTERMOST_HANDLERS = {"aquiline/cli/app.py", "aquiline/server/engine_thread.py", "aquiline/server/event_pump.py"}
 
 MAX_LINES = {"aquiline/kernels": 400, "tests": 500}
 MAX_FILE_LINES = 350

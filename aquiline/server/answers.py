@@ -88,6 +88,7 @@ class EventWriter:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
+        self._wants_usage = answer.options.wants_stream_usage
         self._latest: dict[int, RequestOutput] = {}
 
     def opening(self) -> list[Json]:
@@ -115,7 +116,9 @@ class EventWriter:
 
     def _event(self, choices: list[Json]) -> Json:
         event = self._answer.head.chunk(choices)
-        return event | {"usage": None} if self._answer.options.wants_stream_usage else event
+        if self._wants_usage:
+            event["usage"] = None
+        return event
 
 
 def whole_answer(answer: Answer, final: Sequence[Progress]) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +16,8 @@ from aquiline.config import EngineConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
 from aquiline.request import SamplingParams
-from aquiline.server.answers import Answer, AnswerHead, AnswerOptions, EventWriter, new_id, whole_answer
+from aquiline.server.answer_events import AnswerEvents
+from aquiline.server.answers import Answer, AnswerHead, AnswerOptions, new_id, whole_answer
 from aquiline.server.chat_answer import ChatAnswer, ChatPlan
 from aquiline.server.completion_answer import CompletionAnswer, CompletionPlan
 from aquiline.server.engine_client import EngineClient
@@ -33,7 +34,6 @@ from aquiline.server.protocol.messages import template_messages, template_tools
 from aquiline.server.sampling import chat_params, completion_params
 from aquiline.server.settings import ServerSettings
 from aquiline.server.sse import EventStream, unless_gone
-from aquiline.server.submission import Submission
 from aquiline.server.tools.events import ToolParser
 from aquiline.server.tools.llama3 import Llama3Parser
 from aquiline.server.tools.prompt import ToolPrompts
@@ -186,20 +186,12 @@ class Service:
             record.figures |= logged_figures(submission)
 
         if ask.is_streamed:
-            return EventStream(_events(ask, submission), close)
+            return EventStream(AnswerEvents(ask.answer, submission), close)
         try:
             final = await unless_gone(request.receive, submission.finished())
         finally:
             close()
         return JSONResponse(whole_answer(ask.answer, final))
-
-
-async def _events(ask: Ask, submission: Submission) -> AsyncIterator[Sequence[dict[str, Any]]]:
-    writer = EventWriter(ask.answer)
-    yield writer.opening()
-    async for news in submission.progress():
-        yield writer.advance(news)
-    yield writer.closing()
 
 
 def _options(body: GenerationBody, drops_output: bool = False) -> AnswerOptions:

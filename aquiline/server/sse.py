@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from aquiline.errors import AquilineError
 from aquiline.server.errors import failure_of
+from aquiline.server.event_pump import EventPump, EventSource
+from aquiline.server.middleware import RequestRecord
 
 CLIENT_CLOSED = 499
-ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
+LINE_BREAKS = re.compile("\x85|\u2028|\u2029".encode())
 DONE = b"data: [DONE]\n\n"
 Result = TypeVar("Result")
 
@@ -30,23 +31,27 @@ def event(content: Any) -> bytes:
 
     The format of events knows no other line breaks than CR and LF, but many clients split at those of Unicode as well.
     """
-    text = ENCODER.encode(content)
-    if not text.isascii():
-        text = LINE_BREAKS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-    return b"data: " + text.encode() + b"\n\n"
+    encoded = orjson.dumps(content)
+    if not encoded.isascii():
+        encoded = LINE_BREAKS.sub(_escaped, encoded)
+    return b"data: " + encoded + b"\n\n"
+
+
+def _escaped(character: re.Match[bytes]) -> bytes:
+    return b"\\u%04x" % ord(character[0].decode())
 
 
 class EventStream(Response):
     """Streams events and ends when they end, when something fails, or when the client goes.
 
     Args:
-        events: each entry is sent at once, as soon as it is there.
+        events: sent at once, as soon as they are there.
         on_close: called once, however the stream ends.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[Sequence[Any]], on_close: Callable[[], None]) -> None:
+    def __init__(self, events: EventSource, on_close: Callable[[], None]) -> None:
         self._events = events
         self._on_close = on_close
         self.background = None
@@ -58,23 +63,21 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_gone(receive, self._send_all(send))
+            # What surrounds a route has its say at the beginning of an answer; every event would pass it for nothing.
+            record: RequestRecord = scope["state"]["record"]
+            await unless_gone(receive, self._send_all(record.send))
         except ClientGoneError:
             pass
         finally:
             self._on_close()
 
     async def _send_all(self, send: Send) -> None:
+        last = DONE
         try:
-            async for entries in self._events:
-                await _send_part(send, b"".join(map(event, entries)))
+            await EventPump(send, self._events).run()
         except AquilineError as error:
-            await _send_part(send, event(failure_of(error).body))
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
-
-
-async def _send_part(send: Send, part: bytes) -> None:
-    await send({"type": "http.response.body", "body": part, "more_body": True})
+            last = event(failure_of(error).body) + DONE
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, Result]) -> Result:

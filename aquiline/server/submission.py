@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aquiline.request import CompletionOutput, RequestOutput
+from aquiline.speculation_figures import SpeculationFigures
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
     """What one step added to one answer.
 
@@ -25,10 +26,7 @@ class Run:
     num_draft_tokens: int
 
 
-NO_RUN = Run(0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Progress:
     """The newest state of one prompt, and the runs that led to it since the reader last looked.
 
@@ -38,7 +36,10 @@ class Progress:
 
     index: int
     output: RequestOutput
-    runs: tuple[tuple[Run, ...], ...]
+    runs: Sequence[Sequence[Run]]
+
+
+NO_FIGURES = SpeculationFigures(0, 0, 0, 0, 0.0)
 
 
 class Submission:
@@ -51,6 +52,7 @@ class Submission:
         request_ids: the engine's names of the prompts, in order.
         first_token_at: `time.perf_counter` when the first token came; None before.
         timer: ends the submission when its time is over.
+        on_news: called whenever there is something to `take`.
     """
 
     def __init__(self, nums_answers: Sequence[int]) -> None:
@@ -59,10 +61,11 @@ class Submission:
         self.submitted_at = time.perf_counter()
         self.first_token_at: float | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.on_news: Callable[[], None] | None = None
         self._num_accepted = 0
         self._num_finished = 0
         self._latest: dict[int, RequestOutput] = {}
-        self._seen: dict[tuple[int, int], Run] = {}
+        self._seen: dict[tuple[int, int], SpeculationFigures] = {}
         self._runs: dict[int, list[list[Run]]] = {
             index: [[] for _ in range(count)] for index, count in enumerate(self.nums_answers)
         }
@@ -82,23 +85,16 @@ class Submission:
         if self._error is not None:
             raise self._error
 
-    async def progress(self) -> AsyncIterator[list[Progress]]:
-        """What has changed since the last look, until all prompts are answered.
+    def take(self) -> list[Progress]:
+        """What has changed since the last look.
 
         Raises:
             AquilineError: the engine failed, or the server ended the request.
         """
-        num_seen_finished = 0
-        while num_seen_finished < len(self.nums_answers):
-            while not self._changed and self._error is None:
-                self._news.clear()
-                await self._news.wait()
-            if self._error is not None:
-                raise self._error
-            changed, self._changed = sorted(self._changed), set()
-            news = [Progress(index, self._latest[index], self._take_runs(index)) for index in changed]
-            num_seen_finished += sum(entry.output.finished for entry in news)
-            yield news
+        if self._error is not None:
+            raise self._error
+        changed, self._changed = sorted(self._changed), set()
+        return [Progress(index, self._latest[index], self._take_runs(index)) for index in changed]
 
     async def finished(self) -> list[Progress]:
         """The final state of every prompt, with all its runs.
@@ -136,22 +132,27 @@ class Submission:
             if run is not None:
                 self._runs[index][completion.index].append(run)
                 added.append(run)
-        self._news.set()
+        self._tell()
         return added
+
+    def _tell(self) -> None:
+        self._news.set()
+        if self.on_news is not None:
+            self.on_news()
 
     def _run_to(self, index: int, completion: CompletionOutput) -> Run | None:
         """What led from the last state of an answer to this one; None when nothing did."""
-        figures = completion.speculation
-        now = Run(figures.num_committed_tokens, figures.num_accepted_draft_tokens, figures.num_draft_tokens)
-        before = self._seen.get((index, completion.index), NO_RUN)
-        if now == before:
-            return None
-        self._seen[index, completion.index] = now
-        return Run(
-            now.num_tokens - before.num_tokens,
-            now.num_accepted - before.num_accepted,
+        now = completion.speculation
+        before = self._seen.get((index, completion.index), NO_FIGURES)
+        run = Run(
+            now.num_committed_tokens - before.num_committed_tokens,
+            now.num_accepted_draft_tokens - before.num_accepted_draft_tokens,
             now.num_draft_tokens - before.num_draft_tokens,
         )
+        if not (run.num_tokens or run.num_accepted or run.num_draft_tokens):
+            return None
+        self._seen[index, completion.index] = now
+        return run
 
     @property
     def is_complete(self) -> bool:
@@ -162,10 +163,9 @@ class Submission:
         """End everything with `error`, unless something failed before."""
         if self._error is None:
             self._error = error
-            self._news.set()
+            self._tell()
 
-    def _take_runs(self, index: int) -> tuple[tuple[Run, ...], ...]:
-        taken = tuple(tuple(runs) for runs in self._runs[index])
-        for runs in self._runs[index]:
-            runs.clear()
+    def _take_runs(self, index: int) -> list[list[Run]]:
+        taken = self._runs[index]
+        self._runs[index] = [[] for _ in taken]
         return taken

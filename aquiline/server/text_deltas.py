@@ -16,7 +16,7 @@ from aquiline.request import CompletionOutput, FinishReason, TokenLogprob
 from aquiline.token_bytes import IncrementalDecoder
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextDelta:
     """The next piece of an answer.
 

@@ -1,0 +1,44 @@
+"""The events of one answer, while it grows in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aquiline.server.answers import Answer, EventWriter
+from aquiline.server.sse import event
+from aquiline.server.submission import Submission
+
+
+class AnswerEvents:
+    """What `EventPump` sends for one request; see `EventSource`."""
+
+    def __init__(self, answer: Answer, submission: Submission) -> None:
+        self._writer = EventWriter(answer)
+        self._submission = submission
+        self._num_unfinished = len(submission.nums_answers)
+        self._has_begun = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every prompt is answered and told."""
+        return not self._num_unfinished
+
+    def subscribe(self, on_news: Callable[[], None]) -> None:
+        """Have `on_news` called whenever the engine has told something."""
+        self._submission.on_news = on_news
+
+    def take(self) -> bytes:
+        """Events that tell what is new.
+
+        Raises:
+            AquilineError: the engine failed, or the server ended the request.
+        """
+        events = [] if self._has_begun else self._writer.opening()
+        self._has_begun = True
+        news = self._submission.take()
+        events += self._writer.advance(news)
+        for progress in news:
+            self._num_unfinished -= progress.output.finished
+        if self.is_over:
+            events += self._writer.closing()
+        return b"".join(map(event, events))
