@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from aquiline.config import SpeculativeConfig
+from aquiline.config import Objective, SpeculativeConfig
 from aquiline.engine.acceptance import USUAL_SKILL
 from aquiline.engine.acceptance_prior import AcceptancePriors
 from aquiline.engine.cost_model import CostModel, CostProfile
@@ -63,6 +63,17 @@ def chosen_shapes(
             )
         )
     return found
+
+
+def chosen_by_objective(
+    costs: CostProfile, config: SpeculativeConfig, draft: EagleConfig, priors: AcceptancePriors | None = None
+) -> dict[str, list[ChosenShape]]:
+    """First choices under the objective that is set, and under `throughput` and `latency` whatever is set."""
+    objectives = (config.objective, Objective("throughput"), Objective("latency"))
+    return {
+        objective.text: chosen_shapes(costs, replace(config, objective=objective), draft, priors)
+        for objective in dict.fromkeys(objectives)
+    }
 
 
 def _load(num_requests: int) -> StepLoad:

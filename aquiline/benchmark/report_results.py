@@ -8,10 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from aquiline.benchmark.serving.load import load_text
 from aquiline.errors import InvalidParameterError
 
-Kind = Literal["offline", "latency"]
-PROVENANCE = ("commit", "date", "arguments", "machine", "versions", "backend")
+Kind = Literal["offline", "latency", "serving", "tune"]
+PROVENANCE = ("commit", "date", "arguments", "machine", "versions", "backend", "key", "url", "model", "slo")
+# What the rows of each kind have at least.
+FIELDS: Mapping[Kind, set[str]] = {
+    "offline": {"batch_size", "speculate", "tokens_per_second", "phases_ms"},
+    "latency": {"workload", "speculate", "lookup", "tpot_ms", "phases_ms"},
+    "serving": {"load", "request_rate", "concurrency", "request_throughput", "output_throughput", "server"}
+    | {"ttft_ms", "tpot_ms", "itl_ms"},
+    "tune": {"objective", "num_requests", "text", "expected", "step_ms", "plain_tokens_per_second"},
+}
 
 
 @dataclass(frozen=True)
@@ -22,12 +31,20 @@ class Result:
         name: of its file.
         rows: as the measurement printed them.
         provenance: who measured what, where and with which versions, as far as the file tells.
+        label: of a measured server.
     """
 
     name: str
     kind: Kind
     rows: Sequence[dict[str, Any]]
     provenance: dict[str, Any]
+    label: str = ""
+
+    def heading(self, row: Mapping[str, Any]) -> str:
+        """What a row is about, in words for the first column of a table."""
+        if self.kind == "serving":
+            return load_text(row)
+        return str(row["objective"]) if self.kind == "tune" else variant_of(row)
 
 
 def read_result(path: Path) -> Result:
@@ -42,22 +59,31 @@ def read_result(path: Path) -> Result:
         raise InvalidParameterError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
         raise InvalidParameterError(f"{path} is not JSON; give what a measurement printed with --json") from None
-    rows = content.get("rows") if isinstance(content, dict) else None
+    rows = _rows_of(content) if isinstance(content, dict) else None
     kind = _kind_of(rows)
     if kind is None:
-        raise InvalidParameterError(f"{path} is no result of bench offline or bench latency; give one of these")
-    assert isinstance(rows, list)
-    return Result(path.name, kind, rows, {name: content[name] for name in PROVENANCE if name in content})
+        raise InvalidParameterError(
+            f"{path} is no result of bench offline, latency or serving, nor of tune; give one of these"
+        )
+    assert rows is not None
+    provenance = {name: content[name] for name in PROVENANCE if content.get(name) is not None}
+    return Result(path.name, kind, rows, provenance, str(content.get("label") or path.stem))
 
 
-def _kind_of(rows: object) -> Kind | None:
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+def _rows_of(content: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The rows of a result; what `tune` chooses becomes a row for each objective and load."""
+    objectives = content.get("objectives")
+    rows = content.get("rows")
+    if isinstance(objectives, dict) and all(isinstance(chosen, list) for chosen in objectives.values()):
+        pairs = [(text, shape) for text, chosen in objectives.items() for shape in chosen]
+        rows = [{"objective": text, **shape} if isinstance(shape, dict) else shape for text, shape in pairs]
+    return rows if isinstance(rows, list) else None
+
+
+def _kind_of(rows: list[dict[str, Any]] | None) -> Kind | None:
+    if not rows or not all(isinstance(row, dict) for row in rows):
         return None
-    if all({"batch_size", "speculate", "tokens_per_second", "phases_ms"} <= set(row) for row in rows):
-        return "offline"
-    if all({"workload", "speculate", "lookup", "tpot_ms", "phases_ms"} <= set(row) for row in rows):
-        return "latency"
-    return None
+    return next((kind for kind, fields in FIELDS.items() if all(fields <= set(row) for row in rows)), None)
 
 
 def variant_of(row: Mapping[str, Any]) -> str:

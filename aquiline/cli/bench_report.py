@@ -12,8 +12,8 @@ from aquiline.benchmark.report_results import read_result
 from aquiline.cli.output import write
 from aquiline.errors import InvalidParameterError, UserError
 
-DESCRIPTION = """Draw results of `bench offline --json` and `bench latency --json` as one page of HTML that needs no
-other file."""
+DESCRIPTION = """Draw what `bench offline`, `bench latency`, `bench serving` and `tune` print with --json as one page of
+HTML that needs no other file."""
 
 
 def add_command(kinds: argparse._SubParsersAction[Any]) -> None:
@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> None:
         raise InvalidParameterError(f"--output is {args.output!r}; name a file in a folder that is there")
     results = [read_result(Path(path)) for path in args.results]
     from aquiline.benchmark.report_page import page_of
-    from aquiline.benchmark.report_plots import plots_of
+    from aquiline.benchmark.report_plots import plots_of, plots_of_all
 
-    page = page_of(results, [plots_of(result) for result in results])
+    page = page_of(results, [plots_of(result) for result in results], plots_of_all(results))
     try:
         write_atomically(output, page.encode())
     except OSError as error:

@@ -9,6 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from aquiline.benchmark.serving.load import load_text
+
 SHOWN_PHASES = ("draft", "verify", "sample")
 LATENCIES = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "ITL": "itl_ms", "E2EL": "e2el_ms"}
 COUNTED_BY = {
@@ -24,13 +26,6 @@ def drawing(result: Mapping[str, Any]) -> Group:
     if any(row["server"] for row in rows):
         parts.append(_server(rows))
     return Group(*parts, *(Text(remark) for remark in remarks(rows)))
-
-
-def load_text(row: Mapping[str, Any]) -> str:
-    """The load of a row in a word."""
-    if row["load"] == "rate":
-        return f"{row['request_rate']:g}/s"
-    return f"{row['concurrency']:g} at once" if row["load"] == "concurrency" else str(row["load"])
 
 
 def remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,21 +95,28 @@ def run(args: argparse.Namespace) -> None:
     """Measure or show as `args` says."""
     settings = check_arguments(args)
     llm = open_llm(replace(settings, config=_without_planning(settings.config)))
-    from aquiline.benchmark.chosen_shapes import chosen_shapes
+    from aquiline.benchmark.chosen_shapes import chosen_by_objective
 
     if llm.models.draft is None:
         raise UserError(f"there is no draft model for {settings.model!r}, and nothing to plan; name one with --draft")
     stored = _stored(llm, settings)
-    chosen = chosen_shapes(stored.costs, settings.config.speculative, llm.models.draft.config, llm.step_costs.priors())
+    speculative, draft = settings.config.speculative, llm.models.draft.config
+    objectives = chosen_by_objective(stored.costs, speculative, draft, llm.step_costs.priors())
+    chosen = objectives[speculative.objective.text]
     if settings.plot is not None:
         _write_picture(settings.plot, stored)
     if settings.table is not None:
         write_table(settings.table, [(shape.num_requests, shape.text) for shape in chosen])
     if settings.is_json:
-        content = asdict(stored) | {"chosen": [asdict(shape) for shape in chosen]}
+        content = {
+            "kind": "tune",
+            **asdict(stored),
+            "chosen": [asdict(shape) for shape in chosen],
+            "objectives": {text: [asdict(shape) for shape in shapes] for text, shapes in objectives.items()},
+        }
         write(sys.stdout, json.dumps(content) + "\n")
     else:
-        draw(Console(highlight=False), drawing(stored, chosen))
+        draw(Console(highlight=False), drawing(stored, objectives))
 
 
 def _file_to_write(option: str, text: str | None) -> Path | None:
@@ -159,8 +167,8 @@ def _stored(llm: LLM, settings: TuneSettings) -> StoredProfile:
     return measured
 
 
-def drawing(stored: StoredProfile, chosen: list[ChosenShape]) -> Group:
-    """Costs by rows, and what they lead to."""
+def drawing(stored: StoredProfile, objectives: Mapping[str, Sequence[ChosenShape]]) -> Group:
+    """Costs by rows, and what they lead to under each objective."""
     costs, key = stored.costs, stored.key
     kind = "short measurement" if stored.is_short else "measurement"
     table = Table(
@@ -173,7 +181,11 @@ def drawing(stored: StoredProfile, chosen: list[ChosenShape]) -> Group:
         sample = costs.sample_base + costs.sample_per_row * rows
         figures = [costs.verify.at(rows), costs.extend.at(rows), costs.propose_roots.at(rows), costs.level.at(rows)]
         table.add_row(str(rows), *(f"{1000.0 * seconds:.2f}" for seconds in [*figures, sample]))
-    shapes = Table(title="what the planner would begin with", title_justify="left")
+    return Group(table, *(_shapes_table(text, chosen) for text, chosen in objectives.items()))
+
+
+def _shapes_table(objective: str, chosen: Sequence[ChosenShape]) -> Table:
+    shapes = Table(title=f"what the planner would begin with, for {objective}", title_justify="left")
     for name in ("requests", "tree", "expected tokens", "step ms", "tokens/s", "plain tokens/s"):
         shapes.add_column(name, justify="right", overflow="fold")
     for shape in chosen:
@@ -185,4 +197,4 @@ def drawing(stored: StoredProfile, chosen: list[ChosenShape]) -> Group:
             f"{shape.tokens_per_second:.0f}",
             f"{shape.plain_tokens_per_second:.0f}",
         )
-    return Group(table, shapes)
+    return shapes

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from aquiline.benchmark.chosen_shapes import LOADS, chosen_shapes
+from aquiline.benchmark.chosen_shapes import LOADS, chosen_by_objective, chosen_shapes
 from aquiline.cli.app import build_parser, main
 from aquiline.cli.options import engine_config
 from aquiline.cli.speculate_table import read_table, write_table
-from aquiline.config import SpeculativeConfig
+from aquiline.config import Objective, SpeculativeConfig
+from aquiline.engine.cost_curve import Curve
 from aquiline.engine.cost_model import GENERIC_PROFILE
 from aquiline.errors import InvalidParameterError, UserError
 from tests.checkpoints import write_draft, write_target
@@ -45,7 +46,8 @@ def test_costs_are_measured_shown_and_written(
     table, plot = tmp_path / "table.json", tmp_path / "plot.png"
     assert main([*models, "--short", "--write-table", str(table), "--plot", str(plot)]) == 0
     shown = capsys.readouterr().out
-    assert "milliseconds" in shown and "what the planner would begin with" in shown
+    assert "milliseconds" in shown
+    assert all(f"what the planner would begin with, for {aim}" in shown for aim in ("throughput", "latency"))
     assert plot.read_bytes().startswith(b"\x89PNG")
     other = tmp_path / "other"
     other.touch()
@@ -55,6 +57,8 @@ def test_costs_are_measured_shown_and_written(
     content = json.loads(capsys.readouterr().out)
     assert content["key"]["num_threads"] == 1
     assert len(content["chosen"]) == len(LOADS)
+    assert content["kind"] == "tune" and list(content["objectives"]) == ["throughput", "latency"]
+    assert content["objectives"]["throughput"] == content["chosen"]
     assert content["costs"]["verify"]["rows"][0] == 1
 
 
@@ -124,3 +128,18 @@ def test_first_choices_follow_the_costs() -> None:
     assert chosen[0].text != "off"
     steep = replace(GENERIC_PROFILE, verify=replace(GENERIC_PROFILE.verify, rows=(1, 2), seconds=(1.0, 2.0)))
     assert {shape.text for shape in chosen_shapes(steep, SpeculativeConfig(), draft)} == {"off"}
+
+
+def test_objectives_choose_different_trees_where_the_costs_say_so() -> None:
+    """A further row is dear, so that the machine delivers most without trees long before a single reader does."""
+    draft = tiny_eagle_config(tiny_llama_config())
+    rows = (1, 2, 4, 8, 64)
+    costs = replace(GENERIC_PROFILE, verify=Curve(rows, tuple(0.010 + 0.0035 * count for count in rows)))
+    chosen = chosen_by_objective(costs, SpeculativeConfig(objective=Objective("slo:30")), draft)
+    assert list(chosen) == ["slo:30", "throughput", "latency"]
+    waits = {
+        aim: [shape.step_ms * shape.num_requests / shape.expected for shape in shapes] for aim, shapes in chosen.items()
+    }
+    speeds = {aim: [shape.tokens_per_second for shape in shapes] for aim, shapes in chosen.items()}
+    assert all(quick <= slow * 1.001 for quick, slow in zip(waits["latency"], waits["throughput"], strict=True))
+    assert all(most >= less * 0.999 for most, less in zip(speeds["throughput"], speeds["latency"], strict=True))

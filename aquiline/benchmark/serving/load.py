@@ -42,6 +42,13 @@ class Load:
     arrivals: tuple[float, ...] = ()
 
 
+def load_text(row: Mapping[str, Any]) -> str:
+    """The load of a row of figures, in a word."""
+    if row["load"] == "rate":
+        return f"{row['request_rate']:g}/s"
+    return f"{row['concurrency']:g} at once" if row["load"] == "concurrency" else str(row["load"])
+
+
 @dataclass(frozen=True)
 class LoadRun:
     """A load that was sent.
