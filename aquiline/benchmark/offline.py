@@ -21,32 +21,53 @@ class Combination:
     mode: SpeculationMode
 
 
-def combinations(batch_sizes: Sequence[int], modes: Sequence[SpeculationMode]) -> list[Combination]:
-    """Every mode at every batch size, batch by batch, so that neighbours meet the machine in the same state."""
-    return [Combination(batch_size, mode) for batch_size in batch_sizes for mode in modes]
+@dataclass(frozen=True)
+class Sweep:
+    """What a measurement varies.
+
+    Attributes:
+        rounds: how often each combination is measured; the median by speed counts.
+    """
+
+    batch_sizes: Sequence[int]
+    modes: Sequence[SpeculationMode]
+    rounds: int = 1
+
+    @property
+    def num_runs(self) -> int:
+        """How often all conversations are answered."""
+        return len(self.batch_sizes) * len(self.modes) * self.rounds
 
 
 def measure_offline(
     llm: LLM,
     conversations: Sequence[Conversation],
     params: SamplingParams,
-    sweep: Sequence[Combination],
-    on_row: Callable[[int], None] | None = None,
+    sweep: Sweep,
+    on_run: Callable[[int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Answer all conversations once per combination, each in a fresh engine after a short warm-up.
+    """Answer all conversations with every mode at every batch size, each time in a fresh engine after a short warm-up.
+
+    Batch by batch the modes take turns, so that those that are compared meet the machine in the same state.
 
     Args:
-        on_row: called with the number of finished rows.
+        on_run: called with the number of finished runs.
 
     Returns:
         A row per combination, ready for JSON. `phases_ms` are milliseconds per committed token; what lies between the
         steps is in `time_per_committed_token_ms` and in no phase.
     """
-    rows = []
-    for combination in sweep:
-        rows.append(_measure(llm, conversations, params, combination))
-        if on_row is not None:
-            on_row(len(rows))
+    rows: list[dict[str, Any]] = []
+    num_done = 0
+    for batch_size in sweep.batch_sizes:
+        runs: list[list[dict[str, Any]]] = [[] for _ in sweep.modes]
+        for _ in range(sweep.rounds):
+            for mode, found in zip(sweep.modes, runs, strict=True):
+                found.append(_measure(llm, conversations, params, Combination(batch_size, mode)))
+                num_done += 1
+                if on_run is not None:
+                    on_run(num_done)
+        rows += [sorted(found, key=lambda row: row["tokens_per_second"])[len(found) // 2] for found in runs]
     return rows
 
 

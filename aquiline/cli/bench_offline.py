@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain, cycle, islice
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table
@@ -21,24 +22,30 @@ from aquiline.cli.measurement import (
 )
 from aquiline.cli.model_choice import ModelChoice, add_model_options, check_threads, open_llm
 from aquiline.cli.options import engine_config, sampling_params
-from aquiline.cli.prompts import Prompt, read_prompts
+from aquiline.cli.parser import integer
+from aquiline.cli.prompt_sets import add_prompt_set_options, prompt_sets
 from aquiline.errors import InvalidParameterError
 from aquiline.request import SamplingParams
 from aquiline.speculation import SpeculationMode
 
+if TYPE_CHECKING:
+    from aquiline.llm import Conversation
+
 DESCRIPTION = """Answer the prompts once for every batch size and every --speculate value, and say where the time
 went."""
 SWEPT = {"max_num_seqs", "mode", "table"}
+MAX_ROUNDS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineSettings(ModelChoice):
     """A checked `aquiline bench offline` command line."""
 
-    prompts: tuple[Prompt, ...]
+    conversations: tuple[Conversation, ...]
     params: SamplingParams
     batch_sizes: tuple[int, ...]
     modes: tuple[SpeculationMode, ...]
+    rounds: int
     is_json: bool
 
 
@@ -47,10 +54,11 @@ def add_command(kinds: argparse._SubParsersAction[Any]) -> None:
     parser = kinds.add_parser("offline", help="speed over batch sizes and trees", description=DESCRIPTION)
     source = parser.add_argument_group("model and prompts")
     add_model_options(source)
-    source.add_argument("--prompts", metavar="FILE", required=True, help="JSONL file, as for generate; - is stdin")
+    add_prompt_set_options(source)
     sweep = parser.add_argument_group("sweep")
     sweep.add_argument("--batch-sizes", metavar="N,N", default="1", help="batch sizes, separated by commas (default 1)")
     add_modes_option(sweep)
+    sweep.add_argument("--rounds", type=integer, default=1, metavar="N", help="runs of each, the median counts")
     add_json_option(parser)
     add_sampling_and_engine(parser, SWEPT)
     parser.set_defaults(run=run)
@@ -62,7 +70,9 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
     Raises:
         UserError: a value outside its range, or prompts that cannot be read.
     """
-    modes = modes_of(args.speculate)
+    if not 1 <= args.rounds <= MAX_ROUNDS:
+        raise InvalidParameterError(f"--rounds is {args.rounds}; it must be an integer from 1 to {MAX_ROUNDS}")
+    modes, batch_sizes = modes_of(args.speculate), batch_sizes_of(args.batch_sizes)
     config = engine_config(args)
     if args.draft == "none" and config.speculative.lookup == "off" and any(mode.shape is not None for mode in modes):
         raise InvalidParameterError(
@@ -73,25 +83,31 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
         draft=args.draft,
         config=config,
         num_threads=check_threads(args.threads),
-        prompts=read_prompts([], args.prompts, is_raw=False),
+        conversations=_conversations(args, max(batch_sizes)),
         params=sampling_params(args),
-        batch_sizes=batch_sizes_of(args.batch_sizes),
+        batch_sizes=batch_sizes,
         modes=modes,
+        rounds=args.rounds,
         is_json=args.json,
     )
+
+
+def _conversations(args: argparse.Namespace, num_wanted: int) -> tuple[Conversation, ...]:
+    """All prompts; those of workloads again and again until they fill the largest batch."""
+    found = tuple(chain.from_iterable(prompt_sets(args).values()))
+    return found if args.prompts is not None else tuple(islice(cycle(found), max(num_wanted, len(found))))
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the sweep that `args` describes."""
     settings = check_arguments(args)
     llm = open_llm(settings)
-    from aquiline.benchmark.offline import combinations, measure_offline
+    from aquiline.benchmark.offline import Sweep, measure_offline
 
-    sweep = combinations(settings.batch_sizes, settings.modes)
-    conversations = [prompt.messages for prompt in settings.prompts]
-    with shown_bar("measuring", len(sweep)) as bar:
-        rows = measure_offline(llm, conversations, settings.params, sweep, bar)
-    result = {"kind": "offline", "backend": llm.backend, "num_prompts": len(conversations), "rows": rows}
+    sweep = Sweep(settings.batch_sizes, settings.modes, settings.rounds)
+    with shown_bar("measuring", sweep.num_runs) as bar:
+        rows = measure_offline(llm, settings.conversations, settings.params, sweep, bar)
+    result = {"kind": "offline", "backend": llm.backend, "num_prompts": len(settings.conversations), "rows": rows}
     print_result(result, settings.is_json, lambda: drawing(rows))
 
 

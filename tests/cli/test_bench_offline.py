@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
 from aquiline.benchmark import offline
 from aquiline.cli import bench_offline, main
+from aquiline.llm import LLM
+from aquiline.request import SamplingParams
+from aquiline.speculation import parse_speculation
 
 LONG_SHAPE = "dynamic:steps=5,topk=4,nodes=16"
 
@@ -78,3 +82,38 @@ def test_a_value_given_twice_is_refused(
 ) -> None:
     assert main(["bench", "offline", "--prompts", prompts, *options]) == 2
     assert capsys.readouterr().err.startswith(f"aquiline: error: {message}")
+
+
+def test_modes_take_turns_and_the_median_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {"off": iter((10.0, 30.0, 20.0)), "chain:1": iter((5.0, 4.0, 6.0))}
+    turns: list[str] = []
+
+    def measured(
+        llm: object, conversations: object, params: object, combination: offline.Combination
+    ) -> dict[str, Any]:
+        name = combination.mode.text
+        turns.append(name)
+        return {**row(combination.batch_size, name), "tokens_per_second": next(speeds[name])}
+
+    monkeypatch.setattr(offline, "_measure", measured)
+    sweep = offline.Sweep((4,), (parse_speculation("off"), parse_speculation("chain:1")), rounds=3)
+    done: list[int] = []
+    rows = offline.measure_offline(cast(LLM, None), [], SamplingParams(), sweep, done.append)
+    assert turns == ["off", "chain:1"] * 3
+    assert done == list(range(1, sweep.num_runs + 1))
+    assert [(found["speculate"], found["tokens_per_second"]) for found in rows] == [("off", 20.0), ("chain:1", 5.0)]
+
+
+def test_workloads_are_repeated_until_they_fill_the_largest_batch(
+    prompts: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "offline", "--workloads", "chat", "--batch-sizes", "1,9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_prompts"] == 9
+    assert main(["bench", "offline", "--workloads", "chat", "--prompts", prompts]) == 2
+    assert "give only one of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rounds", ["0", "1001"])
+def test_rounds_have_a_range(rounds: str, prompts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "offline", "--prompts", prompts, "--rounds", rounds]) == 2
+    assert f"--rounds is {rounds}; it must be an integer from 1 to 1000" in capsys.readouterr().err
