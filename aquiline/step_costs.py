@@ -18,6 +18,7 @@ from aquiline.engine.acceptance import AcceptanceEstimator
 from aquiline.engine.acceptance_prior import AcceptancePrior, AcceptancePriors
 from aquiline.engine.cost_model import CostModel
 from aquiline.engine.engine import EngineModels
+from aquiline.engine.lookup_costs import LookupPlanner, unmeasured_costs
 from aquiline.engine.plan import StepPlanner
 from aquiline.engine.planner_choice import bounds_of, planner_for
 from aquiline.engine.profile import ProfileKey, StoredProfile, load_profile, machine_identity, save_profile
@@ -64,6 +65,8 @@ class StepCostBook:
         """
         speculative = config.speculative
         is_generic = os.environ.get("AQUILINE_COSTS") == GENERIC
+        if models.draft is None and speculative.looks_up(has_draft=False) and not is_generic:
+            return LookupPlanner(self._costs.setdefault(self.key(config), unmeasured_costs()))
         if models.draft is None or not speculative.mode.is_auto or speculative.table is not None or is_generic:
             return None
         bounds = bounds_of(speculative, models.draft.config.draft_vocab_size)

@@ -9,6 +9,7 @@ from typing import Protocol
 from aquiline.config import SpeculativeConfig
 from aquiline.engine.host_tree import NO_NODES, HostTree
 from aquiline.engine.lookup import Lookup, LookupIndex, LookupLimits
+from aquiline.engine.lookup_costs import LoadCosts, LookupPlanner, Tempo
 from aquiline.engine.lookup_draft import DraftWorth
 from aquiline.engine.plan import StepPlanner
 from aquiline.engine.planner import AutoPlanner
@@ -16,11 +17,6 @@ from aquiline.engine.request_limits import RequestLimits
 from aquiline.engine.row_worth import RowCosts, RowWorth, StepBase
 from aquiline.request import Request
 
-# Costs are kept for so many loads.
-MOST_KNOWN_LOADS = 64
-SHORTEST_CONTEXT = 128
-# After so many steps in a row without a looked-up node a few are tried, so that the time of such steps is known.
-STEPS_TO_PROBE = 512
 PROBE_DEPTH = 2
 # A guess that comes to less than this share of what a node had to bring lately is passed over; what that is, is found
 # anew after so many steps.
@@ -98,7 +94,7 @@ class LookupPolicy:
 
     Args:
         has_draft: a draft model grows trees too.
-        planner: one that chooses by costs knows what a row of the target takes; otherwise generic times are taken.
+        planner: one that learns costs knows what a row of the target takes; otherwise generic times are taken.
         grammars: of guided requests; None: there are none.
         new_index: makes the index that is searched, from the most tokens of ended outputs that it keeps.
     """
@@ -115,13 +111,13 @@ class LookupPolicy:
         can_add = not config.mode.is_off and config.acceptance == "keyed"
         self._grammars = grammars if can_add else None
         self._pays_only = config.lookup == "auto"
-        self._costs = _LoadCosts(planner if isinstance(planner, AutoPlanner) else None)
+        self._costs = LoadCosts(planner.costs if isinstance(planner, AutoPlanner | LookupPlanner) else None)
         self._draft = DraftWorth(planner) if isinstance(planner, AutoPlanner) and self._pays_only else None
         self._sufficient = NOBODY
         # What a guess must come to at least, by decoding and running requests.
         self._floors: dict[tuple[int, int], float] = {}
         self._num_quick_steps = 0
-        self._num_idle_steps = 0
+        self._tempo = Tempo(self._pays_only and self._costs.are_learnt)
         self.max_draft_tokens = 0
         self._max_depth = 0
         if self.is_active:
@@ -164,9 +160,9 @@ class LookupPolicy:
             if len(request.token_ids) - request.num_computed_tokens == 1 and request.looks_up
         ]
         floor = self._floors.get((len(decoding), len(running)), 0.0)
-        if self._index.read(decoding, floor) or self._num_idle_steps >= STEPS_TO_PROBE:
+        if self._index.read(decoding, floor) or self._tempo.is_probe:
             return True
-        self._num_idle_steps += 1
+        self._tempo.count(False)
         self._num_quick_steps += 1
         if self._num_quick_steps >= STEPS_TO_LOOK_CLOSELY:
             self._num_quick_steps = 0
@@ -179,21 +175,21 @@ class LookupPolicy:
         requests = outline.requests
         if not self.is_active or not requests:
             return {}
-        most_depth, costs = self._max_depth, self._costs.at(outline)
+        most_depth, costs = (
+            self._max_depth,
+            self._costs.at(outline.num_roots, outline.context // max(1, len(outline.requests))),
+        )
         share = min(self.max_draft_tokens, outline.num_free_rows // len(requests))
         depths = [min(depth, most_depth) for depth in outline.depths]
         base = _base(outline, costs)
-        is_probe = self._num_idle_steps >= STEPS_TO_PROBE
+        is_probe = self._tempo.is_probe
         if is_probe:
             depths = [min(depth, PROBE_DEPTH) for depth in depths]
         worth = self._worth(base, costs, outline.growing, is_probe)
         self._floors[len(requests), outline.num_running] = SURE_SHARE * worth.least_survival
-        trees = self._found(requests, depths, share, worth)
-        if not trees:
-            self._num_idle_steps = 0 if is_probe else self._num_idle_steps + 1
-            return trees
-        self._num_idle_steps = 0
-        if self._draft is not None and outline.growing:
+        trees = {} if self._tempo.is_rest else self._found(requests, depths, share, worth)
+        self._tempo.count(bool(trees))
+        if trees and self._draft is not None and outline.growing:
             self._sufficient = self._draft.sufficient(trees, outline.growing, base, costs)
         return trees
 
@@ -243,27 +239,3 @@ def _base(outline: StepOutline, costs: RowCosts) -> StepBase:
     """The step without trees, at the time of one without prefill, which takes its time whatever is looked up."""
     num_roots, num_rows = outline.num_roots, outline.num_roots + outline.num_prefill_rows
     return StepBase(num_rows, num_roots, costs.time(num_roots) - costs.time(num_rows))
-
-
-class _LoadCosts:
-    """Times of rows, for steps of each load."""
-
-    def __init__(self, planner: AutoPlanner | None) -> None:
-        self._costs = None if planner is None else planner.costs
-        self._generic = RowCosts()
-        self._known: dict[tuple[int, int], RowCosts] = {}
-
-    def at(self, outline: StepOutline) -> RowCosts:
-        """Those of steps about as large as this one."""
-        if self._costs is None:
-            return self._generic
-        # To the next power of two, so that the load stays the same for a while.
-        mean = max(SHORTEST_CONTEXT, outline.context // max(1, len(outline.requests)))
-        key = outline.num_roots, 1 << (mean - 1).bit_length()
-        costs = self._known.get(key)
-        if costs is None:
-            if len(self._known) == MOST_KNOWN_LOADS:
-                self._known.clear()
-            costs = self._known[key] = RowCosts.of(self._costs, *key)
-        costs.refresh()
-        return costs

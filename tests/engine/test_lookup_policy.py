@@ -16,14 +16,22 @@ from aquiline.engine.cost_curve import Curve
 from aquiline.engine.cost_model import GENERIC_PROFILE, CostModel, CostProfile, StepSeconds, StepSize
 from aquiline.engine.host_tree import HostTree
 from aquiline.engine.lookup import Lookup
+from aquiline.engine.lookup_costs import (
+    MOST_STEPS_TO_REST,
+    STEPS_OF_A_REST,
+    STEPS_TO_PROBE,
+    LookupPlanner,
+    scaled,
+    unmeasured_costs,
+)
 from aquiline.engine.lookup_draft import DraftOutlook, DraftWorth, even_survivals
-from aquiline.engine.lookup_policy import STEPS_TO_PROBE, LookupPolicy, StepOutline
-from aquiline.engine.plan import StepLoad
+from aquiline.engine.lookup_policy import LookupPolicy, StepOutline
+from aquiline.engine.plan import StepLoad, StepReport
 from aquiline.engine.planner import AutoPlanner, PlannerSettings
 from aquiline.engine.row_worth import RowCosts, RowWorth, StepBase
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import Request, SamplingParams
-from aquiline.speculation import parse_speculation
+from aquiline.speculation import NO_TREE, parse_speculation
 
 
 def make_request(prompt: Sequence[int], name: str = "it") -> Request:
@@ -153,9 +161,25 @@ STEEP = replace(SIMPLE_PROFILE, verify=Curve((1, 2), (1.0, 9.0)))
 
 def test_where_no_row_pays_a_few_are_tried_now_and_then() -> None:
     looks_up = LookupPolicy(SpeculativeConfig(), True, auto_planner(STEEP))
-    found = [len(looks_up.propose(StepOutline(repeating(2), [9, 9], 2))) for _ in range(2 * STEPS_TO_PROBE + 2)]
-    assert found.count(0) == 2 * STEPS_TO_PROBE
-    assert found[STEPS_TO_PROBE] == found[-1] == 2
+    found = [len(looks_up.propose(StepOutline(repeating(2), [9, 9], 2))) for _ in range(1200)]
+    tried = [step for step, count in enumerate(found) if count]
+    assert len(tried) == 2 and tried[1] - tried[0] >= STEPS_TO_PROBE
+    assert {found[step] for step in tried} == {2}
+
+
+def test_where_nodes_always_pay_some_steps_go_without_ever_more_rarely() -> None:
+    looks_up = LookupPolicy(SpeculativeConfig(), True, auto_planner(GENERIC_PROFILE))
+    found = [len(looks_up.propose(StepOutline(repeating(1), [9], 1))) for _ in range(2200)]
+    runs = [(count, len(list(steps))) for count, steps in itertools.groupby(found)]
+    assert {length for count, length in runs if not count} == {STEPS_OF_A_REST}
+    busy = [length for count, length in runs[:-1] if count]
+    assert len(busy) >= 7 and busy == sorted(busy) and busy[-1] >= MOST_STEPS_TO_REST
+
+
+def test_costs_that_nobody_learns_call_for_no_trial() -> None:
+    looks_up = policy("auto")
+    found = [len(looks_up.propose(StepOutline(repeating(1), [9], 1))) for _ in range(600)]
+    assert found == [1] * 600
 
 
 def with_plan(num_requests: int, profile: CostProfile = GENERIC_PROFILE) -> AutoPlanner:
@@ -220,3 +244,32 @@ def test_what_suffices_is_said_of_the_last_step_alone() -> None:
     assert looks_up.suffices("0")
     looks_up.propose(StepOutline([], [], 0))
     assert not looks_up.suffices("0")
+
+
+@pytest.mark.parametrize(("share_of_first", "should_propose"), [(0.02, True), (1.5, False)])
+@pytest.mark.parametrize("first_row", [0.0005, 0.02, 3.0])
+def test_without_a_draft_model_the_steps_that_run_teach_what_rows_cost(
+    first_row: float, share_of_first: float, should_propose: bool
+) -> None:
+    """Rows that each take longer than a whole step of one row are soon left alone, cheap ones are not."""
+    each = first_row * share_of_first
+    planner = LookupPlanner(unmeasured_costs())
+    looks_up = LookupPolicy(SpeculativeConfig(), False, planner)
+    requests, sizes = repeating(2), []
+    for _ in range(400):
+        trees = looks_up.propose(StepOutline(requests, [6, 6], 2, context=120))
+        num_nodes = sum(tree.num_draft_tokens for tree in trees.values())
+        planner.plan(StepLoad(2, (), (), num_other_rows=num_nodes))
+        seconds = StepSeconds(first_row + each * (1 + num_nodes), 0.0, 1e-5, 1e-5)
+        if planner.learns:
+            planner.observe(StepReport(NO_TREE, StepSize(2 + num_nodes, 2 + num_nodes, 2, 120, 200), seconds))
+        sizes.append(num_nodes)
+    assert sum(sizes[-100:]) >= 900 if should_propose else sum(sizes[-100:]) == 0
+
+
+def test_a_machine_scaled_takes_that_much_longer() -> None:
+    twice = CostModel(scaled(GENERIC_PROFILE, 2.0), learns=False)
+    once = CostModel(learns=False)
+    for rows in (1, 7, 40):
+        assert twice.verify_seconds(rows, 9, 9 * rows) == pytest.approx(2.0 * once.verify_seconds(rows, 9, 9 * rows))
+        assert twice.other_seconds(rows, 2) == pytest.approx(2.0 * once.other_seconds(rows, 2))
