@@ -84,7 +84,7 @@ def _extended(before: Tensor, after: Tensor, others: Tensor) -> Tensor:
     covariance = centred.t() @ centred
     ridge = RIDGE * covariance.diagonal().mean() + torch.finfo(torch.float32).tiny
     penalised = covariance + ridge * torch.eye(len(covariance))
-    slope = torch.linalg.solve(penalised, centred.t() @ (after - after_mean))
+    slope: Tensor = torch.linalg.solve(penalised, centred.t() @ (after - after_mean))
     return (others - before_mean) @ slope + after_mean
 
 
