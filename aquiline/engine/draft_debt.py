@@ -6,7 +6,7 @@ grow again, the rows are written in batches that hardly lengthen a step.
     num_draft_rows 40, num_computed_tokens 100: 60 rows behind, features h40..h99 are kept
 
 Rows of the prompt are written soon while trees grow: other requests can share a prompt only with them. While the draft
-rests they wait like all others.
+rests they wait like all others, and a request whose prompt another could share gives up its draft.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from aquiline.engine.cache import BlockCache
 from aquiline.engine.cost_model import StepCosts
 from aquiline.engine.plan import StepLoad, StepPlan
 from aquiline.request import Request
@@ -24,6 +25,8 @@ ROWS_AT_ONCE = 16
 # Catching up may lengthen a step by this share.
 CATCH_UP_SHARE = 0.08
 LEAST_CATCH_UP_ROWS = 8
+# A request gives up its draft, while that rests, to let another share so many of its tokens.
+LEAST_SHARED_TOKENS = 32
 
 
 class DraftUse(Enum):
@@ -113,6 +116,30 @@ class DebtPolicy:
             if left <= 0:
                 break
         return rows
+
+
+def follows_plan(request: Request) -> bool:
+    """Whether the draft follows a request, in trees as the planner wants them."""
+    return request.speculate and request.own_shape is None
+
+
+def give_up_to_share(request: Request, running: Sequence[Request], cache: BlockCache) -> None:
+    """While the draft rests: publish blocks that wait for its rows, where `request` could share them."""
+    for holder in running:
+        least = max(LEAST_SHARED_TOKENS, holder.num_draft_rows + 1)
+        if follows_plan(holder) and _num_in_common(request, holder, cache.block_size) >= least:
+            holder.speculate = False
+            cache.publish(holder)
+
+
+def _num_in_common(request: Request, holder: Request, block_size: int) -> int:
+    """Tokens of whole computed blocks of `holder` with which `request` begins."""
+    common, most = 0, min(request.num_tokens - 1, holder.num_computed_tokens) - block_size
+    while common <= most and (
+        request.token_ids[common : common + block_size] == holder.token_ids[common : common + block_size]
+    ):
+        common += block_size
+    return common
 
 
 def num_pending(request: Request) -> int:

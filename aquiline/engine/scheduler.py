@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from aquiline.config import SchedulerConfig, SpeculativeConfig
 from aquiline.engine.cache import BlockCache
+from aquiline.engine.draft_debt import follows_plan, give_up_to_share
 from aquiline.engine.host_tree import NO_NODES, HostTree
 from aquiline.engine.lookup_policy import LookupPolicy
 from aquiline.engine.plan import StepLoad, StepPlan, StepPlanner
@@ -245,8 +246,10 @@ class Scheduler:
             num_pending += request.num_uncomputed_tokens
 
     def _admits_better_without_draft(self, request: Request) -> bool:
-        may_go_without = request.speculate and request.own_shape is None and not self._planner.speculates
-        return may_go_without and self._cache.finds_more_without_draft(request)
+        if self._planner.speculates or not follows_plan(request):
+            return False
+        give_up_to_share(request, self._running, self._cache)
+        return self._cache.finds_more_without_draft(request)
 
     def _cut_chunks(self, num_roots: int, num_prefill_rows: int) -> dict[str, int]:
         """Rows of every request that prefills, the most urgent first; `num_roots` as it was before admission."""

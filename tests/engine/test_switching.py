@@ -107,17 +107,21 @@ def test_best_first_numbering_grows_the_same_tokens_as_level_by_level() -> None:
     assert runs[0] == runs[1]
 
 
+class LazyPlanner(RandomPlanner):
+    """Never grows a tree, and lets all draft rows wait."""
+
+    def plan(self, load: StepLoad) -> StepPlan:
+        """See `StepPlanner`."""
+        return StepPlan(NO_TREE, {}, {})
+
+    def wants_draft(self, request: Request) -> bool:
+        """See `StepPlanner`."""
+        return True
+
+
 @pytest.mark.parametrize("speculates", [False, True])
 def test_while_nothing_speculates_a_longer_beginning_is_worth_more_than_a_draft(speculates: bool) -> None:
     """Answers in debt leave blocks without draft rows; the next turn takes them, or computes them with its draft."""
-
-    class LazyPlanner(RandomPlanner):
-        def plan(self, load: StepLoad) -> StepPlan:
-            return StepPlan(NO_TREE, {}, {})
-
-        def wants_draft(self, request: Request) -> bool:
-            return True
-
     engine = make_engine(TinySettings("auto", check_consistency=True))
     planner = LazyPlanner(0)
     engine.planner = engine.scheduler._planner = engine._observer._planner = planner
@@ -130,3 +134,21 @@ def test_while_nothing_speculates_a_longer_beginning_is_worth_more_than_a_draft(
     assert answers(output) == plain_answers(second)
     assert output.num_cached_tokens == (0 if speculates else 24)
     assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize(("num_shared", "speculates"), [(48, False), (48, True), (20, False)])
+def test_a_running_prompt_is_shared_while_the_draft_rests(num_shared: int, speculates: bool) -> None:
+    """Two requests with one long beginning, the second some steps later; only a long one is worth a draft."""
+    planner = LazyPlanner(0)
+    planner.speculates = speculates
+    simulator = Simulator(Limits(num_blocks=64), planner=planner)
+    beginning = tuple(index % 3 for index in range(num_shared))
+    jobs = [
+        SimulatedJob((*beginning, 1, 1), max_tokens=12),
+        SimulatedJob((*beginning, 2, 2), max_tokens=4, arrival_step=4),
+    ]
+    first, second = simulator.run(jobs, 100)
+    assert second.num_cached_tokens == (0 if speculates or num_shared < 32 else num_shared)
+    assert first.speculate == second.speculate == (speculates or num_shared < 32)
+    for job, request in zip(jobs, (first, second), strict=True):
+        assert request.token_ids[len(job.prompt) :] == solo_stream(job, simulator.scheduler.max_request_tokens)
