@@ -231,13 +231,14 @@ class AcceptanceEstimator:
             path.count += 1
             table.num_observed += 1
 
-    def fade(self, request_id: str) -> None:
-        """Let a request that grows no tree come back to the usual skill, little by little."""
+    def fade(self, request_id: str, num_steps: int = 1) -> None:
+        """Let a request that grew no tree for some steps come back to the usual skill, little by little."""
         own = self._own.get(request_id)
         if own is not None and own.skill != USUAL_SKILL:
-            own.trials *= IDLE_FADING
-            own.hits *= IDLE_FADING
-            own.foretold *= IDLE_FADING
+            kept = IDLE_FADING**num_steps
+            own.trials *= kept
+            own.hits *= kept
+            own.foretold *= kept
             own.skill = _skill_of(own)
 
     def forget(self, request_id: str) -> None:

@@ -26,6 +26,7 @@ SCALE_KEPT = 0.93
 # How firmly the two scales keep the ratio that they were last seen in, and each its own value, as a number of steps.
 RATIO_WEIGHT = 0.15
 OWN_WEIGHT = 0.02
+LOOSE_HOLD = 0.05
 RATIO_PACE = 0.1
 SMALLEST_SCALE = 0.02
 # Of a logarithm; where little was seen yet, more is believed.
@@ -33,7 +34,7 @@ LARGEST_SURPRISE = 0.15
 FIRST_SURPRISE = 0.6
 NO_SURPRISE = 0.02
 # So many surprises of one sign in a row are a change, which is then learnt faster.
-STREAK_OF_CHANGE = 8
+STREAK_OF_CHANGE = 12
 STREAK_TO_REFRESH = 3
 MOST_WEIGHT = 64.0
 SLOWEST_LEARNING = 0.06
@@ -44,8 +45,8 @@ WEIGHT_AFTER_CHANGE = 5.0
 WEIGHT_KEPT_PER_REFRESH = 0.98
 # A correction weighs its neighbours less the further away they are, in doublings of the row count; all neighbours
 # together count for as many observations of a point itself.
-NEIGHBOUR_FADING = 0.25
-TRUST_IN_PROFILE = 0.2
+NEIGHBOUR_FADING = 0.2
+TRUST_IN_PROFILE = 1.0
 WEIGHT_OF_NEIGHBOURS = 1.0
 
 
@@ -56,13 +57,13 @@ class Scale:
         self.factor = 1.0
         self._weight = 0.0
 
-    def observe(self, foretold: float, seconds: float) -> None:
-        """Learn from one time; `foretold` was reckoned with the factor."""
+    def observe(self, foretold: float, seconds: float, num_steps: int = 1) -> None:
+        """Learn from a time that stands for some alike; `foretold` was reckoned with the factor."""
         if foretold <= 0.0 or seconds <= 0.0:
             return
-        self._weight = min(self._weight + 1.0, MOST_WEIGHT)
-        pace = max(SLOWEST_LEARNING, 1.0 / (self._weight + 1.0))
-        self.factor *= math.exp(_limited(math.log(seconds / foretold), LARGEST_SURPRISE) * pace)
+        self._weight = min(self._weight + num_steps, MOST_WEIGHT)
+        pace = _pace_of(max(SLOWEST_LEARNING, 1.0 / (self._weight + 1.0)), num_steps)
+        self.factor *= math.exp(_limited(math.log(seconds / foretold), num_steps * LARGEST_SURPRISE) * pace)
 
 
 class TwoScales:
@@ -86,12 +87,11 @@ class TwoScales:
         """What a forward takes whose parts take so long by the profile."""
         return self.first * first_seconds + self.more * more_seconds
 
-    def observe(self, first_seconds: float, more_seconds: float, seconds: float) -> None:
-        """Learn from one forward; errors count relative to its time."""
+    def observe(self, first_seconds: float, more_seconds: float, seconds: float, num_steps: int = 1) -> None:
+        """Learn from a forward that stands for some alike; errors count relative to its time."""
         foretold = self.of(first_seconds, more_seconds)
         surprise = math.log(seconds / foretold)
-        is_small = abs(surprise) < LARGEST_SURPRISE
-        self._streak = 0 if is_small else max(1, self._streak + 1) if surprise > 0.0 else min(-1, self._streak - 1)
+        self._streak = _streak_after(self._streak, surprise, LARGEST_SURPRISE, num_steps)
         weight = self._uu + self._xx
         most = LARGEST_SURPRISE + FIRST_SURPRISE / (1.0 + weight)
         if abs(self._streak) >= STREAK_TO_REFRESH:
@@ -101,15 +101,15 @@ class TwoScales:
         # What disturbs a step only ever makes it longer, so there is no accident that makes it shorter.
         target = foretold * math.exp(min(surprise, most))
         u, x = first_seconds / target, more_seconds / target
-        self._fade(SCALE_KEPT)
-        self._uu += u * u
-        self._ux += u * x
-        self._xx += x * x
-        self._uy += u
-        self._xy += x
+        self._fade(SCALE_KEPT**num_steps)
+        self._uu += num_steps * u * u
+        self._ux += num_steps * u * x
+        self._xx += num_steps * x * x
+        self._uy += num_steps * u
+        self._xy += num_steps * x
         self._solve()
         informed = x * self.more / (u * self.first + x * self.more)
-        self._ratio += RATIO_PACE * informed * (self.more / self.first - self._ratio)
+        self._ratio += _pace_of(RATIO_PACE * informed, num_steps) * (self.more / self.first - self._ratio)
 
     def _fade(self, share: float) -> None:
         self._uu *= share
@@ -123,8 +123,11 @@ class TwoScales:
 
         The last two count relative to the scales, as the first does to times.
         """
-        ratio, tie = self._ratio, RATIO_WEIGHT / (self.more * self.more)
-        keep_first, keep_more = OWN_WEIGHT / (self.first * self.first), OWN_WEIGHT / (self.more * self.more)
+        # While one surprise follows another, nothing that was known holds any more.
+        hold = LOOSE_HOLD if abs(self._streak) >= STREAK_TO_REFRESH else 1.0
+        ratio, tie = self._ratio, hold * RATIO_WEIGHT / (self.more * self.more)
+        keep_first = hold * OWN_WEIGHT / (self.first * self.first)
+        keep_more = hold * OWN_WEIGHT / (self.more * self.more)
         uu = self._uu + tie * ratio * ratio + keep_first
         ux = self._ux - tie * ratio
         xx = self._xx + tie + keep_more
@@ -133,6 +136,15 @@ class TwoScales:
         first = (uy * xx - xy * ux) / determinant
         more = (xy * uu - uy * ux) / determinant
         self.first, self.more = max(first, SMALLEST_SCALE), max(more, SMALLEST_SCALE)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A target forward: its rows, and contexts as in `StepSize`."""
+
+    num_rows: int
+    context: float
+    row_context: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,37 +204,41 @@ class CorrectedForwards:
         added = self.context_seconds(context, row_context)
         return self._corrected.at(num_rows) + added * self._factors.at(num_rows)
 
-    def parts(self, num_rows: int, context: float, row_context: float) -> ForwardParts:
+    def parts(self, forward: Forward) -> ForwardParts:
         """What the profile says of a forward."""
-        base = self._curve.seconds[0]
+        base, context = self._curve.seconds[0], forward.context
         first = base + (self._per_context + self._per_row_context) * context
-        return ForwardParts(first, self._measured.at(num_rows) - base + self._per_row_context * (row_context - context))
+        more = self._measured.at(forward.num_rows) - base + self._per_row_context * (forward.row_context - context)
+        return ForwardParts(first, more)
 
-    def observe(self, num_rows: int, context: float, row_context: float, seconds: float) -> bool:
-        """Learn from one forward; `refresh` makes it count. True: it should, for what is foretold now is far off."""
-        parts = self.parts(num_rows, context, row_context)
+    def observe(self, forward: Forward, seconds: float, num_steps: int = 1) -> bool:
+        """Learn from a forward that stands for some alike; `refresh` makes it count.
+
+        Returns:
+            Whether it should, for what is foretold now is far off.
+        """
+        parts, num_rows = self.parts(forward), forward.num_rows
         if parts.first <= 0.0 or parts.more < 0.0 or seconds <= 0.0 or num_rows < 1:
             return False
         place = self._nearest(num_rows)
-        self.scales.observe(parts.first, parts.more, seconds / self._factors.at(num_rows))
-        self._observe_point(place, math.log(seconds / self.scales.of(parts.first, parts.more)))
-        is_off = abs(math.log(seconds / self.at(num_rows, context, row_context))) > LARGEST_SURPRISE
+        self.scales.observe(parts.first, parts.more, seconds / self._factors.at(num_rows), num_steps)
+        self._observe_point(place, math.log(seconds / self.scales.of(parts.first, parts.more)), num_steps)
+        is_off = abs(math.log(seconds / self.at(num_rows, forward.context, forward.row_context))) > LARGEST_SURPRISE
         return is_off and abs(self._streaks[place]) >= STREAK_TO_REFRESH
 
-    def _observe_point(self, place: int, error: float) -> None:
+    def _observe_point(self, place: int, error: float, num_steps: int) -> None:
         if self._weights[place] == 0.0:
             self._errors[place] = self._corrections[place]
-        weight = min(float(self._weights[place]) + 1.0, MOST_WEIGHT)
+        weight = min(float(self._weights[place]) + num_steps, MOST_WEIGHT)
         surprise = _limited(error - float(self._errors[place]), LARGEST_SURPRISE + FIRST_SURPRISE / weight)
-        streak = self._streaks[place]
-        if abs(surprise) < NO_SURPRISE:
-            self._streaks[place] = 0
-        else:
-            self._streaks[place] = max(1, streak + 1) if surprise > 0.0 else min(-1, streak - 1)
+        self._streaks[place] = _streak_after(self._streaks[place], surprise, NO_SURPRISE, num_steps)
+        head_start = POINT_HEAD_START
         if abs(self._streaks[place]) >= STREAK_OF_CHANGE:
-            weight = min(weight, WEIGHT_AFTER_CHANGE)
+            # What the scales have not explained by now, they cannot.
+            weight, head_start = min(weight, WEIGHT_AFTER_CHANGE), 1.0
         self._weights[place] = weight
-        self._errors[place] += surprise * max(SLOWEST_POINT_LEARNING, 1.0 / (weight + POINT_HEAD_START))
+        pace = max(SLOWEST_POINT_LEARNING, 1.0 / (weight + head_start))
+        self._errors[place] += surprise * _pace_of(pace, num_steps)
 
     def _nearest(self, num_rows: int) -> int:
         high = min(bisect_left(self._rows, num_rows), len(self._rows) - 1)
@@ -238,10 +254,22 @@ class CorrectedForwards:
         self._weights *= WEIGHT_KEPT_PER_REFRESH
         self._first, self._more = self.scales.first, self.scales.more
         factors = np.exp(self._corrections)
-        base = self._measured.values[0]
-        values = (self._first * base + self._more * (self._measured.values[: len(self._rows)] - base)) * factors
+        base, points = self._curve.seconds[0], self._measured.points
+        values = (self._first * base + self._more * (points - base)) * factors
         self._corrected = PreparedCurve.from_values(self._rows, np.maximum.accumulate(values))
         self._factors = PreparedCurve.from_values(self._rows, factors, is_level=True)
+
+
+def _streak_after(streak: int, surprise: float, least: float, num_steps: int) -> int:
+    """Steps in a row that were surprising in one direction, which the sign tells."""
+    if abs(surprise) < least:
+        return 0
+    return max(num_steps, streak + num_steps) if surprise > 0.0 else min(-num_steps, streak - num_steps)
+
+
+def _pace_of(pace: float, num_steps: int) -> float:
+    """Which share of the way so many steps go that go `pace` of what is left, one after the other."""
+    return 1.0 - (1.0 - pace) ** num_steps if num_steps > 1 else pace
 
 
 def _limited(surprise: float, largest: float) -> float:

@@ -51,14 +51,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class PreparedCurve:
-    """A curve as arrays, with one point more far beyond the others.
+    """A curve as arrays, with a point more at no rows, where it is 0, and one far beyond the others.
 
     Attributes:
         known: values by row count for small ones, filled as they are asked for.
     """
 
-    rows: FloatArray  # [num_points + 1]
-    values: FloatArray  # [num_points + 1]
+    rows: FloatArray  # [num_points + 3]
+    values: FloatArray  # [num_points + 3]
     known: dict[int, float]
 
     @classmethod
@@ -72,23 +72,34 @@ class PreparedCurve:
         last = values[-1]
         if len(rows) > 1 and not is_level:
             last += (values[-1] - values[-2]) / (rows[-1] - rows[-2]) * (FARTHEST_ROWS - rows[-1])
-        return cls(np.array([*rows, FARTHEST_ROWS], dtype=np.float64), np.append(values, last), {})
+        # Below its first point the curve is level; what lies between no rows and a whole one, nobody asks for.
+        first = [0.0, min(1.0, rows[0] / 2.0)]
+        return cls(
+            np.array([*first, *rows, FARTHEST_ROWS], dtype=np.float64),
+            np.concatenate(([0.0, values[0]], values, [last])),
+            {},
+        )
+
+    @property
+    def points(self) -> FloatArray:
+        """Values at the points of the curve itself."""
+        return self.values[2:-1]
 
     def at(self, num_rows: int) -> float:
-        """Value at one row count, at least 1."""
+        """Value at one row count."""
         value = self.known.get(num_rows)
         if value is None:
             value = self.known[num_rows] = float(np.interp(num_rows, self.rows, self.values))
         return value
 
     def many(self, num_rows: FloatArray) -> FloatArray:
-        """Values at many row counts, each at least 1."""
+        """Values at many row counts."""
         found: FloatArray = np.interp(num_rows, self.rows, self.values)
         return found
 
     def stairs(self) -> tuple[int, ...]:
         """Row counts behind which one row more costs far more than those before it did."""
-        rows, values = self.rows[:-1], self.values[:-1]
+        rows, values = self.rows[2:-1], self.points
         found = []
         for place in range(1, len(rows) - 1):
             if rows[place + 1] - rows[place] != 1.0:

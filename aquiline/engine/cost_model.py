@@ -9,6 +9,7 @@ A profile holds what `aquiline tune` measured. While the engine runs, each step 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,14 +17,19 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aquiline.engine.cost_correction import CorrectedForwards, Scale
+from aquiline.engine.cost_correction import CorrectedForwards, Forward, Scale
 from aquiline.engine.cost_curve import Curve, PreparedCurve
 
 FloatArray = NDArray[np.float64]
 
 STEPS_PER_REFRESH = 16
-# Answers are said to have changed, so that choices are made anew, when one of them has by more than this share.
+# Answers are said to have changed, so that choices are made anew, when one of them has by more than this share of a
+# step, but not again within some dozen steps unless by far more. What all times have in common changes few choices.
 NOTED_CHANGE = 0.05
+NOTED_COMMON_CHANGE = 0.25
+LARGE_CHANGE = 4.0
+STEPS_BETWEEN_CHANGES = 48
+TYPICAL_ROWS = 4
 # Time of one row's grammar mask before any was seen, in seconds, and how fast it follows what is seen.
 GENERIC_MASK_SECONDS = 3e-5
 MASK_PACE = 0.1
@@ -101,8 +107,8 @@ class StepCosts(Protocol):
     def other_seconds_of(self, num_drawn_rows: FloatArray, num_requests: int) -> FloatArray:
         """Of many numbers of drawn rows."""
 
-    def observe(self, size: StepSize, seconds: StepSeconds) -> None:
-        """Learn from a step."""
+    def observe(self, size: StepSize, seconds: StepSeconds, num_steps: int = 1) -> None:
+        """Learn from a step that stands for some that were alike."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,7 @@ class CostModel:
         self._mask_seconds = GENERIC_MASK_SECONDS
         self._stairs = self._verify.prepared[0].stairs()
         self._num_unread = 0
+        self._num_since_change = STEPS_BETWEEN_CHANGES
         # What answers rested on when the version last changed.
         self._said = self._grounds()
 
@@ -203,11 +210,10 @@ class CostModel:
 
     def draft_seconds_of(self, num_new_rows: FloatArray, level_rows: FloatArray) -> FloatArray:
         """See `StepCosts`."""
-        seconds = self._extend.many(num_new_rows) * (num_new_rows > 0.0)
-        roots, deep = level_rows[:, 0], level_rows[:, 1:]
-        seconds += self._propose_roots.many(roots) * (roots > 0.0)
-        seconds += (self._level.many(deep) * (deep > 0.0)).sum(axis=1)
-        return seconds * self._draft_scale.factor
+        seconds = self._extend.many(num_new_rows) + self._propose_roots.many(level_rows[:, 0])
+        seconds += self._level.many(level_rows[:, 1:]).sum(axis=1)
+        seconds *= self._draft_scale.factor
+        return seconds
 
     def other_seconds(self, num_drawn_rows: int, num_requests: int) -> float:
         """See `StepCosts`."""
@@ -235,19 +241,22 @@ class CostModel:
             grammar=self._mask_seconds * size.num_masked_rows,
         )
 
-    def observe(self, size: StepSize, seconds: StepSeconds) -> None:
-        """Learn from a step."""
+    def observe(self, size: StepSize, seconds: StepSeconds, num_steps: int = 1) -> None:
+        """Learn from a step that stands for some that were alike."""
         if not self.learns:
             return
-        is_wrong = self._verify.observe(size.num_rows, size.context, size.row_context, seconds.verify)
+        forward = Forward(size.num_rows, size.context, size.row_context)
+        is_wrong = self._verify.observe(forward, seconds.verify, num_steps)
         if size.num_new_rows or size.level_rows:
-            self._draft_scale.observe(self.draft_seconds(size.num_new_rows, size.level_rows), seconds.draft)
-        self._sample_scale.observe(self._sample(size.num_drawn_rows), seconds.sample)
-        self._host_scale.observe(self._host(size.num_requests), seconds.host)
+            draft = self.draft_seconds(size.num_new_rows, size.level_rows)
+            self._draft_scale.observe(draft, seconds.draft, num_steps)
+        self._sample_scale.observe(self._sample(size.num_drawn_rows), seconds.sample, num_steps)
+        self._host_scale.observe(self._host(size.num_requests), seconds.host, num_steps)
         if size.num_masked_rows:
             seen = min(seconds.grammar / size.num_masked_rows, MOST_MASK_SURPRISE * self._mask_seconds)
-            self._mask_seconds += MASK_PACE * (seen - self._mask_seconds)
-        self._num_unread += 1
+            self._mask_seconds += (1.0 - (1.0 - MASK_PACE) ** num_steps) * (seen - self._mask_seconds)
+        self._num_unread += num_steps
+        self._num_since_change += num_steps
         if is_wrong or self._num_unread >= STEPS_PER_REFRESH:
             self._refresh()
 
@@ -255,11 +264,35 @@ class CostModel:
         self._num_unread = 0
         self._verify.refresh()
         grounds = self._grounds()
-        if np.abs(grounds / self._said - 1.0).max() > NOTED_CHANGE:
-            self._said = grounds
+        change = self._said.change(grounds)
+        is_due = self._num_since_change >= STEPS_BETWEEN_CHANGES
+        if change > NOTED_CHANGE * (1.0 if is_due else LARGE_CHANGE):
+            self._said, self._num_since_change = grounds, 0
             self._stairs = self._verify.prepared[0].stairs()
             self.version += 1
 
-    def _grounds(self) -> FloatArray:
-        factors = (self._draft_scale.factor, self._sample_scale.factor, self._host_scale.factor, self._mask_seconds)
-        return np.append(self._verify.prepared[0].values, factors)
+    def _grounds(self) -> _Grounds:
+        forwards = self._verify.prepared[0].points
+        others = (
+            self.draft_seconds(TYPICAL_ROWS, (1, TYPICAL_ROWS)),
+            self._sample(TYPICAL_ROWS),
+            self._host(1),
+            self._mask_seconds * TYPICAL_ROWS,
+        )
+        return _Grounds(forwards, np.array(others))
+
+
+@dataclass(frozen=True)
+class _Grounds:
+    """What answers rest on: times of forwards by their rows, and of everything else in a small step."""
+
+    forwards: FloatArray
+    others: FloatArray
+
+    def change(self, new: _Grounds) -> float:
+        """By how much choices may have to change, as a share of a step."""
+        one, new_one = self.forwards[0], new.forwards[0]
+        forwards = np.abs(new.forwards / new_one / (self.forwards / one) - 1.0).max()
+        others = np.abs(new.others / new_one - self.others / one).max()
+        common = abs(math.log(new_one / one)) * NOTED_CHANGE / NOTED_COMMON_CHANGE
+        return float(max(forwards, others, common))

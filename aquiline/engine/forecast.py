@@ -20,6 +20,10 @@ IntArray = NDArray[np.int64]
 # Trees may end below so many of the next stairs of the cost curve.
 STAIRS_AHEAD = 2
 NO_ROOM_LIMIT = 0
+# Detours go to trees with more than so many times the nodes, or fewer.
+DETOUR_FACTOR = 1.3
+# More rows than this no step has.
+MOST_COUNTED_ROWS = 2**14
 FIRST_GUIDED = RequestClass.GUIDED * len(SKILLS)
 
 
@@ -98,6 +102,20 @@ class Outlook:
             int(self.room[index]),
         )
 
+    def detours(self, best: int) -> list[int]:
+        """Plain decoding, and the best of those with far more nodes and of those with far fewer, if there are any."""
+        possible = self.score > -np.inf
+        nodes, own = self.num_draft_tokens, float(self.num_draft_tokens[best])
+        found = [0]
+        for others in (
+            possible & (nodes > DETOUR_FACTOR * own) & (nodes <= DETOUR_FACTOR**2 * own),
+            possible & (nodes < own / DETOUR_FACTOR) & (nodes > 0.0),
+        ):
+            if others.any():
+                places = others.nonzero()[0]
+                found.append(int(places[self.score[places].argmax()]))
+        return found
+
     def find(self, key: tuple[int, int, int]) -> int | None:
         """Which one has a key, the best of them if several have; None: none."""
         place = self.table.places.get(key[:2])
@@ -121,13 +139,15 @@ def outlook(table: CandidateTable, situation: Situation, costs: StepCosts, objec
     """
     load, kinds = situation.load, np.array(situation.kinds, dtype=np.float64)
     num_roots, num_idle = load.num_roots, load.num_roots - sum(situation.kinds)
-    nodes, trees = table.sizes @ kinds, table.holds @ kinds
-    expected, waits = num_idle + table.gains @ kinds, num_idle + table.waits @ kinds
-    masked = table.sizes[:, FIRST_GUIDED:] @ kinds[FIRST_GUIDED:]
-    present = kinds > 0.0
-    most = table.sizes[:, present].max(axis=1).astype(np.int64) if present.any() else np.zeros(len(nodes), np.int64)
+    nodes, trees, expected, waits = table.per_request @ kinds
+    expected += num_idle
+    waits += num_idle
+    present = [kind for kind, count in enumerate(situation.kinds) if count]
+    most = table.sizes[:, present].max(axis=1).astype(np.int64) if present else np.zeros(len(nodes), np.int64)
     widths = table.families.level_widths[table.family, most]
-    place, room = np.arange(len(nodes)), np.zeros(len(nodes), dtype=np.int64)
+    num_guided = sum(situation.kinds[FIRST_GUIDED:])
+    masked = num_guided + table.sizes[:, FIRST_GUIDED:] @ kinds[FIRST_GUIDED:] if num_guided else None
+    place, room = table.numbers, np.zeros_like(table.numbers)
     for limit in _rooms(situation, costs):
         over = np.flatnonzero(nodes[: len(table.family)] > limit)
         if not len(over):
@@ -137,17 +157,23 @@ def outlook(table: CandidateTable, situation: Situation, costs: StepCosts, objec
         trees = np.append(trees, np.ceil(trees[over] * share))
         expected = np.append(expected, num_roots + (expected[over] - num_roots) * share)
         waits = np.append(waits, num_roots + (waits[over] - num_roots) * share)
-        masked = np.append(masked, masked[over] * share)
         widths = np.concatenate((widths, widths[over]))
         place, room = np.append(place, over), np.append(room, np.full(len(over), limit))
-    num_guided = float(kinds[FIRST_GUIDED:].sum())
+        if masked is not None:
+            masked = np.append(masked, num_guided + (masked[over] - num_guided) * share)
+    new_rows = np.rint(expected + (trees - num_roots))
     seconds = _seconds(load, nodes, costs)
-    seconds += costs.draft_seconds_of((np.rint(expected - num_roots) + trees) * (nodes > 0.0), widths * trees[:, None])
-    seconds += costs.mask_seconds * (masked + num_guided)
-    entered = seconds + situation.entry_seconds * (nodes > 0.0)
+    seconds += costs.draft_seconds_of(new_rows, widths * trees[:, None])
+    if masked is not None:
+        seconds += costs.mask_seconds * masked
+    entered = seconds
+    if situation.entry_seconds:
+        entered = seconds + situation.entry_seconds * (nodes > 0.0)
     wait = entered * waits / max(1, num_roots)
     rate = expected / np.maximum(entered - situation.other_seconds, 1e-9)
-    score = np.where(nodes > situation.max_draft_tokens, -np.inf, scores(objective, rate, wait))
+    score = scores(objective, rate, wait)
+    if situation.max_draft_tokens < MOST_COUNTED_ROWS:
+        score = np.where(nodes > situation.max_draft_tokens, -np.inf, score)
     return Outlook(table, place, room, nodes, expected, seconds, wait, score)
 
 
@@ -168,7 +194,7 @@ def _rooms(situation: Situation, costs: StepCosts) -> list[int]:
     limit = situation.max_draft_tokens
     rooms = [room for room in rooms if room < limit]
     # Where the step has no rows for more, that is the last end.
-    return [*rooms, limit] if 0 < limit < 2**20 else rooms
+    return [*rooms, limit] if 0 < limit < MOST_COUNTED_ROWS else rooms
 
 
 def scores(objective: Objective, tokens_per_second: FloatArray, seconds_per_token: FloatArray) -> FloatArray:

@@ -17,11 +17,12 @@ from aquiline.engine.acceptance import NUM_KINDS, SKILLS, USUAL_SKILL, Acceptanc
 from aquiline.engine.acceptance_prior import AcceptancePriors, RequestClass
 from aquiline.engine.cost_model import StepCosts
 from aquiline.engine.draft_debt import DebtPolicy, DraftUse, debt_of
-from aquiline.engine.forecast import Forecast, Outlook, Situation, outlook
+from aquiline.engine.forecast import MOST_COUNTED_ROWS, Forecast, Outlook, Situation, outlook
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport
 from aquiline.engine.planner_candidates import PLAIN, Candidate
 from aquiline.engine.planner_knowledge import DraftKnowledge
 from aquiline.engine.planner_probes import Probes, ProbeTree, probe_tree
+from aquiline.engine.planner_reports import observe_times
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import Request
 from aquiline.speculation import NO_TREE, StaticTree
@@ -31,16 +32,16 @@ MARGIN = 0.01
 SWITCH_MARGIN = 0.02
 # A switch to trees must earn back what the draft has to catch up with within so many steps.
 PAYBACK_STEPS = 50
-# A detour among trees goes to one with so many times the nodes.
-DETOUR_FACTOR = 1.5
 # What a draft must have shown before it may be found useless, and how often a request is followed all the same.
 TRIALS_TO_JUDGE = 24
 ALONE_CONTEXT = 256
 PROBED_REQUESTS = 8
 MOST_DECISIONS = 256
+# So many reports are read at once, when so many accepted paths were seen, or steps are plain.
+REPORTS_READ_AT_ONCE = 8
+PATHS_READ_AT_ONCE = 64
 # After so many plain steps in a row, drafts follow few of the new requests.
 STEPS_TO_SETTLE = 256
-MOST_COUNTED_ROWS = 2**14
 # What a row costs is read off between one and so many.
 ROWS_OF_A_SLOPE = 32
 
@@ -60,14 +61,25 @@ class _Decision:
     """The choice in one situation, and what steps that only learn may do there instead.
 
     Attributes:
-        plain, larger: detours from a tree; `larger` None: there is no larger tree.
-        probe: of a plain step.
+        detours: from a tree: a plain step, and a larger and a smaller tree where there are such.
+        probe: of a plain step; None for trees.
     """
 
     best: Forecast
-    plain: Forecast
-    larger: Forecast | None
-    probe: ProbeTree
+    detours: tuple[Forecast, ...]
+    probe: ProbeTree | None
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What was chosen for some requests, and for how many steps it has held."""
+
+    situation: tuple[int, ...]
+    growing: Sequence[Request]
+    kinds: Sequence[int]
+    decision: _Decision
+    plan: StepPlan
+    num_steps: int = 1
 
 
 class AutoPlanner:
@@ -77,6 +89,7 @@ class AutoPlanner:
         estimator: what is known of the draft already; None begins with the priors.
 
     Attributes:
+        knowledge: of the draft, as steps ask for it.
         last: forecast of the last plan, for those who want to see why.
         num_outlooks: how often all candidates were reckoned.
     """
@@ -91,7 +104,7 @@ class AutoPlanner:
         self.last: Forecast | None = None
         self.num_outlooks = 0
         self.is_hopeless = False
-        self._knowledge = DraftKnowledge(self.estimator, settings.bounds)
+        self.knowledge = DraftKnowledge(self.estimator, settings.bounds)
         self._objective = settings.objective
         self._debt = settings.debt
         self._probes = Probes()
@@ -99,32 +112,58 @@ class AutoPlanner:
         self._num_requests = 0
         self._num_plain_steps = 0
         self._decisions: dict[object, _Decision] = {}
+        self._last_choice: _Choice | None = None
+        self._reports: list[StepReport] = []
+        # Every single one at first, since each says much.
+        self._num_read_at_once = 1
         self._known_version = costs.version
 
     def plan(self, load: StepLoad) -> StepPlan:
         """See `StepPlanner`."""
-        self._refresh()
+        if len(self._reports) >= self._num_read_at_once:
+            self._read_reports()
         debt = debt_of(load)
         if not load.growing:
             plan, seconds = StepPlan(NO_TREE, {}, {}), self._spare_seconds(load)
             whole = seconds + self.costs.other_seconds(load.num_roots, load.num_roots)
             self.last = Forecast(PLAIN, 0, float(load.num_roots), whole, whole, 0.0)
             return self._debt.plan(load, plan, debt, seconds, self.costs, self._use(load, None))
-        kinds = [self.estimator.kind(request) for request in load.growing]
-        decision = self._decide(load, kinds, debt.num_behind)
+        choice = self._choose(load, debt.num_behind)
+        decision = choice.decision
         best = self.last = decision.best
         self._current = best.key
-        if best.candidate is PLAIN:
+        plan = choice.plan
+        if decision.probe is not None:
             self._num_plain_steps += 1
-            plan = self._probes.tree_among_plain(load, best.seconds, decision.probe, self.costs) or StepPlan(
-                NO_TREE, {}, {}
-            )
+            plan = self._probes.tree_among_plain(load, best.seconds, decision.probe, self.costs) or plan
         else:
             self._num_plain_steps = 0
-            other = decision.larger if self._probes.wants_larger else None
-            chosen = other or decision.plain
-            plan = self._plan_of(chosen if self._probes.detour(best, chosen) else best, load.growing, kinds)
+            detour = self._probes.next_of(decision.detours)
+            if self._probes.detour(best, detour):
+                plan = _plan_of(detour, load.growing, choice.kinds)
         return self._debt.plan(load, plan, debt, best.seconds, self.costs, self._use(load, best))
+
+    def _choose(self, load: StepLoad, num_behind: int) -> _Choice:
+        """As in the last step, as long as the same requests are in the same situation."""
+        situation = self._situation_key(load, num_behind)
+        last = self._last_choice
+        if last is not None and last.situation == situation and last.growing == load.growing:
+            last.num_steps += 1
+            return last
+        self._settle_last_choice()
+        kinds = [self.estimator.kind(request) for request in load.growing]
+        decision = self._decide(load, kinds, situation)
+        plan = _plan_of(decision.best, load.growing, kinds)
+        self._last_choice = _Choice(situation, load.growing, kinds, decision, plan)
+        return self._last_choice
+
+    def _settle_last_choice(self) -> None:
+        """Requests that grew no tree while others did come back to the usual skill, little by little."""
+        last, self._last_choice = self._last_choice, None
+        if last is not None and last.plan.num_draft_tokens:
+            for request in last.growing:
+                if request.request_id not in last.plan.num_draft_tokens:
+                    self.estimator.fade(request.request_id, last.num_steps)
 
     def _use(self, load: StepLoad, best: Forecast | None) -> DraftUse:
         """Whether draft rows are worth writing soon: at the load that there will be when all prompts are computed."""
@@ -137,7 +176,7 @@ class AutoPlanner:
             context = sum(request.num_tokens for request in load.speculating)
             future = StepLoad(num_requests, load.speculating, load.speculating, context)
             kinds = [self.estimator.kind(request) for request in load.speculating]
-            best = self._decide(future, kinds, 0).best
+            best = self._decide(future, kinds, self._situation_key(future, 0)).best
         return DraftUse.RESTS if best.candidate is PLAIN else DraftUse.GROWS
 
     def forecasts(self, load: StepLoad) -> list[Forecast]:
@@ -146,38 +185,25 @@ class AutoPlanner:
         seen = self._outlook(self._situation(load, kinds, 0.0))
         return [seen.forecast(index) for index in range(len(seen.place))]
 
-    def _plan_of(self, choice: Forecast, growing: Sequence[Request], kinds: Sequence[int]) -> StepPlan:
-        candidate = choice.candidate
-        if candidate is PLAIN:
-            return StepPlan(NO_TREE, {}, {})
-        sizes = candidate.num_draft_tokens
-        if choice.room:
-            held = _within_room(candidate, choice.room, growing, kinds)
-        else:
-            held = {
-                request.request_id: sizes[kind] for request, kind in zip(growing, kinds, strict=True) if sizes[kind]
-            }
-        if len(held) < len(growing):
-            for request, kind in zip(growing, kinds, strict=True):
-                if not sizes[kind]:
-                    self.estimator.fade(request.request_id)
-        return StepPlan(candidate.shape.truncated(max(held.values(), default=0)), held, {})
-
-    def _decide(self, load: StepLoad, kinds: Sequence[int], num_behind: int) -> _Decision:
-        """The best candidate; asked again in the same situation, the same as before."""
+    def _situation_key(self, load: StepLoad, num_behind: int) -> tuple[int, ...]:
+        """What tells a situation from others; steps like those before fall into the same one."""
+        roots = max(1, load.num_roots)
         is_plain = self._current[:2] == PLAIN.key
-        # To the next power of two, so that situations stay the same for a while.
-        behind = 1 << (num_behind - 1).bit_length() if is_plain and num_behind else 0
+        behind = _rounded(num_behind, 0) if is_plain and num_behind else 0
+        limit = min(load.max_draft_tokens, MOST_COUNTED_ROWS)
+        return (load.num_roots, load.num_other_rows // 16, _rounded(load.context // roots, 1), limit, behind)
+
+    def _decide(self, load: StepLoad, kinds: Sequence[int], situation: tuple[int, ...]) -> _Decision:
+        """The best candidate; asked again in the same situation, the same as before."""
         counts = [0] * NUM_KINDS
         for kind in kinds:
             counts[kind] += 1
-        limit = min(load.max_draft_tokens, MOST_COUNTED_ROWS)
-        mean_context = load.context // (64 * max(1, load.num_roots))
-        key = (*counts, load.num_roots, load.num_other_rows // 16, mean_context, limit, behind, *self._current)
+        key = (*counts, *situation, *self._current)
         decision = self._decisions.get(key)
         if decision is None:
             if len(self._decisions) >= MOST_DECISIONS:
                 self._decisions.clear()
+            behind = situation[-1]
             entry = self.costs.draft_seconds(behind, ()) / PAYBACK_STEPS if behind else 0.0
             decision = self._decisions[key] = self._decision(self._situation(load, kinds, entry))
         return decision
@@ -186,13 +212,13 @@ class AutoPlanner:
         counts = [0] * NUM_KINDS
         for kind in kinds:
             counts[kind] += 1
-            self._knowledge.meet(RequestClass(kind // len(SKILLS)))
+            self.knowledge.meet(RequestClass(kind // len(SKILLS)))
         other = self.costs.verify_seconds(load.num_other_rows, 0, 0) if load.num_other_rows else 0.0
         return Situation(load, tuple(counts), other, entry_seconds, min(load.max_draft_tokens, MOST_COUNTED_ROWS))
 
     def _outlook(self, situation: Situation) -> Outlook:
         self.num_outlooks += 1
-        table = self._knowledge.table(_leading(situation.kinds))
+        table = self.knowledge.table(_leading(situation.kinds))
         return outlook(table, situation, self.costs, self._objective)
 
     def _decision(self, situation: Situation) -> _Decision:
@@ -203,14 +229,12 @@ class AutoPlanner:
             margin = SWITCH_MARGIN if (best == 0) != (current == 0) else MARGIN
             if score[best] <= score[current] + margin * abs(score[current]):
                 best = current
-        larger = (seen.num_draft_tokens > DETOUR_FACTOR * seen.num_draft_tokens[best]) & (score > -float("inf"))
-        next_larger = None
-        if larger.any():
-            places = larger.nonzero()[0]
-            next_larger = seen.forecast(int(places[seen.num_draft_tokens[places].argmin()]))
-        widest = self._knowledge.families(_leading(situation.kinds)).shapes[-1]
-        probe = probe_tree(widest, situation.load, situation.max_draft_tokens, self.costs)
-        return _Decision(seen.forecast(best), seen.forecast(0), next_larger, probe)
+        detours = [seen.forecast(index) for index in seen.detours(best)] if best else []
+        probe = None
+        if best == 0:
+            widest = self.knowledge.families(_leading(situation.kinds)).shapes[-1]
+            probe = probe_tree(widest, situation.load, situation.max_draft_tokens, self.costs)
+        return _Decision(seen.forecast(best), tuple(detours), probe)
 
     def _spare_seconds(self, load: StepLoad) -> float:
         return self.costs.verify_seconds(load.num_roots + load.num_other_rows, load.context, load.context)
@@ -227,30 +251,36 @@ class AutoPlanner:
         return self._num_plain_steps == 0
 
     def observe(self, report: StepReport) -> None:
-        """See `StepPlanner`."""
-        if report.seconds is not None:
-            self.costs.observe(report.size, report.seconds)
-        outcomes = report.outcomes
-        if not outcomes:
-            return
-        self._probes.observe(outcomes)
-        if isinstance(report.shape, StaticTree):
-            for outcome in outcomes:
-                self.estimator.observe(
-                    outcome.request_id, report.shape, outcome.num_draft_tokens, outcome.accepted, outcome.is_usual
-                )
+        """See `StepPlanner`. Reports are read several at once, which takes far less time than one by one."""
+        self._reports.append(report)
+        self._probes.observe(report.outcomes)
 
     def forget(self, request_id: str) -> None:
         """See `StepPlanner`."""
+        if self._reports:
+            self._read_reports()
+        self._settle_last_choice()
         self.estimator.forget(request_id)
 
-    def _refresh(self) -> None:
-        """Take over what was learnt; choices are made anew where it matters."""
-        costs = self.costs
-        has_moved = self._knowledge.refresh(self._mask_share)
-        if has_moved or costs.version != self._known_version:
-            self._known_version = costs.version
+    def _read_reports(self) -> None:
+        """Learn from the steps of late, and make choices anew where it matters."""
+        self._settle_last_choice()
+        observe_times(self._reports, self.costs)
+        observe = self.estimator.observe
+        for report in self._reports:
+            shape = report.shape
+            if isinstance(shape, StaticTree):
+                for outcome in report.outcomes:
+                    observe(outcome.request_id, shape, outcome.num_draft_tokens, outcome.accepted, outcome.is_usual)
+        num_steps = len(self._reports)
+        self._reports.clear()
+        if self.estimator.num_observed >= PATHS_READ_AT_ONCE or self._num_plain_steps >= REPORTS_READ_AT_ONCE:
+            self._num_read_at_once = REPORTS_READ_AT_ONCE
+        has_moved = self.knowledge.refresh(num_steps, self._mask_share)
+        if has_moved or self.costs.version != self._known_version:
+            self._known_version = self.costs.version
             self._decisions.clear()
+        if has_moved and self._num_plain_steps:
             self._judge()
 
     def _mask_share(self) -> float:
@@ -268,15 +298,36 @@ class AutoPlanner:
     def _helps_alone(self, request_class: RequestClass) -> bool:
         kinds = [0] * NUM_KINDS
         kinds[request_class * len(SKILLS) + USUAL_SKILL] = 1
-        self._knowledge.meet(request_class)
+        self.knowledge.meet(request_class)
         load = StepLoad(1, (), (), ALONE_CONTEXT)
         seen = outlook(
-            self._knowledge.table(request_class),
+            self.knowledge.table(request_class),
             Situation(load, tuple(kinds), 0.0, 0.0, MOST_COUNTED_ROWS),
             self.costs,
             Objective(),
         )
         return bool(seen.score.max() > seen.score[0])
+
+
+def _rounded(number: int, num_bits: int) -> int:
+    """Up to a number with so many bits behind its first, so that steps of about the same size count as the same.
+
+    Worked example, 1 bit, which makes two groups of every doubling: 65 to 96 become 96, 97 to 128 become 128.
+    """
+    shift = max(0, number.bit_length() - 1 - num_bits)
+    return (number + (1 << shift) - 1) >> shift << shift
+
+
+def _plan_of(choice: Forecast, growing: Sequence[Request], kinds: Sequence[int]) -> StepPlan:
+    candidate = choice.candidate
+    if candidate is PLAIN:
+        return StepPlan(NO_TREE, {}, {})
+    sizes = candidate.num_draft_tokens
+    if choice.room:
+        held = _within_room(candidate, choice.room, growing, kinds)
+    else:
+        held = {request.request_id: sizes[kind] for request, kind in zip(growing, kinds, strict=True) if sizes[kind]}
+    return StepPlan(candidate.shape.truncated(max(held.values(), default=0)), held, {})
 
 
 def _leading(kinds: Sequence[int]) -> RequestClass:

@@ -52,18 +52,16 @@ class CandidateTable:
 
     Attributes:
         family: of every candidate; that of plain decoding is 0, with no nodes.
-        sizes: nodes by kind.
-        holds: 1.0 for kinds that hold any.
-        gains, waits: committed tokens per step, and steps per committed token, by kind.
+        per_request: what one request of each kind adds to a step: nodes, trees (1 if it holds any node), committed
+            tokens, and steps per committed token.
+        numbers: of the candidates, in order.
         places: number of a candidate by its key.
     """
 
     families: TreeFamilies
     family: IntArray  # [num_candidates]
-    sizes: FloatArray  # [num_candidates, num_kinds]
-    holds: FloatArray  # [num_candidates, num_kinds]
-    gains: FloatArray  # [num_candidates, num_kinds]
-    waits: FloatArray  # [num_candidates, num_kinds]
+    per_request: FloatArray  # [4, num_candidates, num_kinds]
+    numbers: IntArray  # [num_candidates]
     places: dict[tuple[int, int], int]
     _known: dict[int, Candidate] = field(default_factory=dict)
 
@@ -106,12 +104,15 @@ class CandidateTable:
         return cls(
             families,
             np.concatenate(([0], family)),
-            sizes,
-            (sizes > 0.0).astype(np.float64),
-            gains,
-            1.0 / gains,
+            np.stack((sizes, sizes > 0.0, gains, 1.0 / gains)),
+            np.arange(num),
             places,
         )
+
+    @property
+    def sizes(self) -> FloatArray:
+        """Nodes by candidate and kind."""
+        return self.per_request[0]
 
     def candidate(self, place: int) -> Candidate:
         """One of them."""
@@ -119,8 +120,8 @@ class CandidateTable:
             return PLAIN
         known = self._known.get(place)
         if known is None:
-            sizes = tuple(int(size) for size in self.sizes[place])
+            sizes = tuple(map(int, self.sizes[place].tolist()))
             shape = self.families.shapes[self.family[place]].truncated(max(sizes))
             key = (int(self.family[place]), int(self.families.size[place - 1]))
-            known = self._known[place] = Candidate(shape, sizes, tuple(map(float, self.gains[place])), key)
+            known = self._known[place] = Candidate(shape, sizes, tuple(self.per_request[2, place].tolist()), key)
         return known

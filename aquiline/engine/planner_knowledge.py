@@ -14,7 +14,7 @@ FIRST_REFRESH = 4
 LONGEST_REFRESH = 256
 STEPS_BETWEEN_REFRESHES = 16
 # Candidates are made anew when a rate has moved by more than this, and grown anew when it has by more than that.
-NOTED_CHANGE = 0.02
+NOTED_CHANGE = 0.04
 GROWING_CHANGE = 0.12
 # Rates below this may move as they like, and all by this much more.
 LEAST_RATE = 0.02
@@ -79,16 +79,17 @@ class DraftKnowledge:
             self._rates(request_class)
             self._forget_tables()
 
-    def refresh(self, mask_share: Callable[[], float]) -> bool:
-        """Once per step: take over what was learnt, when enough of it was.
+    def refresh(self, num_steps: int, mask_share: Callable[[], float]) -> bool:
+        """Take over what was learnt, when enough of it was.
 
         Args:
+            num_steps: steps since this was last called.
             mask_share: tells what the grammar mask of a node costs, as a share of what a node costs beside it.
 
         Returns:
             Whether any table may have changed.
         """
-        self._steps_since += 1
+        self._steps_since += num_steps
         num_observed = self.estimator.num_observed
         if num_observed < self._refresh_at:
             return False

@@ -37,10 +37,9 @@ class Probes:
         self._num_probes = 0
         self._probed: str | None = None
 
-    @property
-    def wants_larger(self) -> bool:
-        """Whether the next detour from trees is to larger trees, and not to a plain step."""
-        return self._num_probes % 2 == 1
+    def next_of(self, detours: Sequence[Forecast]) -> Forecast:
+        """Detours take turns."""
+        return detours[self._num_probes % len(detours)]
 
     def tree_among_plain(
         self, load: StepLoad, plain_seconds: float, tree: ProbeTree, costs: StepCosts

@@ -77,8 +77,8 @@ class FormulaCosts:
     def other_seconds_of(self, num_drawn_rows: FloatArray, num_requests: int) -> FloatArray:
         return np.array([self.other_seconds(round(rows), num_requests) for rows in num_drawn_rows])
 
-    def observe(self, size: StepSize, seconds: StepSeconds) -> None:
-        self.observed.append(size)
+    def observe(self, size: StepSize, seconds: StepSeconds, num_steps: int = 1) -> None:
+        self.observed += [size] * num_steps
 
     def predict(self, size: StepSize) -> StepSeconds:
         return StepSeconds(
