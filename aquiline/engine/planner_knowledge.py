@@ -14,7 +14,7 @@ FIRST_REFRESH = 4
 LONGEST_REFRESH = 256
 STEPS_BETWEEN_REFRESHES = 16
 # Candidates are made anew when a rate has moved by more than this, and grown anew when it has by more than that.
-NOTED_CHANGE = 0.04
+NOTED_CHANGE = 0.03
 GROWING_CHANGE = 0.12
 # Rates below this may move as they like, and all by this much more.
 LEAST_RATE = 0.02
@@ -65,6 +65,8 @@ class DraftKnowledge:
     def _rates(self, request_class: RequestClass) -> list[list[float]]:
         rates = self._known_rates.get(request_class)
         if rates is None:
+            # Another engine may have learnt of the class since the rates were last read.
+            self.estimator.tables[request_class].refresh()
             rates = self._known_rates[request_class] = self.estimator.tables[request_class].rates
         return rates
 

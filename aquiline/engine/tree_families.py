@@ -25,6 +25,7 @@ FAMILY_BOUNDS = (
     (2, MAX_LEARNT_RANK),
     (3, MAX_LEARNT_RANK),
     (5, MAX_LEARNT_RANK),
+    (7, MAX_LEARNT_RANK),
     (10, MAX_LEARNT_RANK),
 )
 # One less than 8, 16, 32 and 64 fills a panel of rows together with the root.
