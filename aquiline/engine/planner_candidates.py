@@ -112,7 +112,8 @@ class CandidateTable:
     @property
     def sizes(self) -> FloatArray:
         """Nodes by candidate and kind."""
-        return self.per_request[0]
+        sizes: FloatArray = self.per_request[0]
+        return sizes
 
     def candidate(self, place: int) -> Candidate:
         """One of them."""
