@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aquiline.errors import UnsupportedFeatureError
@@ -49,6 +49,18 @@ def show_legend(axes: Axes) -> None:
     """Name the curves, where there are any."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8)
+
+
+def show_counts(axes: Axes, counts: Iterable[int]) -> None:
+    """A scale on which doubling is a step, for counts of requests, each of which is written below the axis."""
+    shown = sorted(set(counts))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(shown, [str(count) for count in shown])
+
+
+def begin_at_zero(axes: Axes) -> None:
+    """Let the vertical axis begin at 0, with room above the curves."""
+    axes.set_ylim(0.0, 1.05 * axes.get_ylim()[1])
 
 
 def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float]], label: str) -> Figure:

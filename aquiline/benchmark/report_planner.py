@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aquiline.benchmark.report_drawing import new_axes, show_legend
+from aquiline.benchmark.report_drawing import begin_at_zero, new_axes, show_counts, show_legend
 from aquiline.speculation import StaticTree, parse_speculation
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def _by_load(rows: Sequence[Mapping[str, Any]], figure_of: Callable[[Mapping[str
     for objective in dict.fromkeys(row["objective"] for row in rows):
         own = [row for row in rows if row["objective"] == objective]
         axes.plot([row["num_requests"] for row in own], [figure_of(row) for row in own], marker="o", label=objective)
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0.0)
+    show_counts(axes, (row["num_requests"] for row in rows))
+    begin_at_zero(axes)
     axes.set_xlabel("requests that run together")
     axes.set_ylabel(label)
     show_legend(axes)

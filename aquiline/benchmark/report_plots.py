@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aquiline.benchmark.report_drawing import new_axes, require_plotting, show_legend, stacked_bars, svg
+from aquiline.benchmark.report_drawing import new_axes, require_plotting, show_counts, show_legend, stacked_bars, svg
 from aquiline.benchmark.report_forecasts import forecast_figures
 from aquiline.benchmark.report_planner import planner_figures
 from aquiline.benchmark.report_results import Result, speedups, variant_of
@@ -53,7 +53,7 @@ def _speedup_by_batch(rows: Sequence[dict[str, Any]]) -> Figure:
     for variant, by_batch in speedups(rows, "batch_size", "time_per_committed_token_ms").items():
         axes.plot(list(by_batch), list(by_batch.values()), marker="o", label=variant)
     axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xscale("log", base=2)
+    show_counts(axes, (row["batch_size"] for row in rows))
     axes.set_xlabel("requests that run together")
     axes.set_ylabel("times plain decoding")
     show_legend(axes)

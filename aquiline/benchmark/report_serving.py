@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aquiline.benchmark.report_drawing import new_axes, show_legend, stacked_bars
+from aquiline.benchmark.report_drawing import begin_at_zero, new_axes, show_legend, stacked_bars
 from aquiline.benchmark.report_results import Result
 from aquiline.benchmark.serving.load import load_text
 
@@ -48,7 +48,7 @@ def _frontier(results: Sequence[Result], field: str, label: str) -> Figure:
             axes.annotate(load_text(row), (row["output_throughput"], row[field]["p50"]), fontsize=6)
     axes.set_xlabel("output tokens per second of the server")
     axes.set_ylabel(label)
-    axes.set_ylim(bottom=0.0)
+    begin_at_zero(axes)
     show_legend(axes)
     return figure
 
@@ -72,7 +72,7 @@ def _goodput(rows: Sequence[Mapping[str, Any]]) -> Figure:
     places = range(len(rows))
     axes.plot(places, [row["request_throughput"] for row in rows], marker="o", label="answers")
     axes.plot(places, [row["goodput"] for row in rows], marker="o", label="answers within the limits")
-    axes.set_ylim(bottom=0.0)
+    begin_at_zero(axes)
     axes.set_xticks(places, [load_text(row) for row in rows])
     axes.set_ylabel("per second")
     show_legend(axes)

@@ -15,7 +15,8 @@ from aquiline.cli import main
 from aquiline.cli.app import build_parser
 from aquiline.cli.bench_serving import check_arguments
 from aquiline.cli.serving_table import drawing
-from tests.benchmark.serving.fake_server import GAP_SECONDS, NUM_TOKENS, FakeServer, fake_server
+from aquiline.tokenizer import Tokenizer
+from tests.benchmark.serving.fake_server import GAP_SECONDS, NUM_EVENTS, NUM_TOKENS, FakeServer, fake_server
 from tests.server.serving import write_toy
 
 LOAD = ["--request-rates", "50", "--num-requests", "2"]
@@ -57,6 +58,15 @@ def test_the_fields_of_a_request_are_those_that_were_typed(fake: FakeServer, cap
     assert (body["max_tokens"], body["temperature"], body["ignore_eos"], body["top_k"]) == (9, 0.5, True, 5)
     assert body["seed"] in (5, 6) and not body["messages"][0]["content"].startswith("Question")
     assert "2 at once" in capsys.readouterr().out
+
+
+def test_a_tokenizer_counts_where_a_server_tells_no_usage(fake: FakeServer, tmp_path: Path, capsys: Any) -> None:
+    fake.models = ["strict"]
+    tokenizer = write_toy(tmp_path) / "target"
+    assert main(["bench", "serving", "--url", fake.url, "--tokenizer", str(tokenizer), "--json", *LOAD]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    answer = Tokenizer.from_path(tokenizer).encode("owl " * NUM_EVENTS)
+    assert (row["tokens_counted_by"], row["num_output_tokens"]) == ("tokenizer", 2 * len(answer))
 
 
 def test_every_figure_fits_on_80_columns(fake: FakeServer, capsys: Any) -> None:

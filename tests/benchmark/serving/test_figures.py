@@ -54,6 +54,8 @@ def test_a_client_that_is_late_says_so() -> None:
     assert row["sent_late_ms"] == pytest.approx({"mean": 30, "p99": 60})
     assert row["kept_schedule"] is False
     assert row["goodput"] is None and row["ttft_ms"]["p50"] == pytest.approx(460)
+    burst = row_of(LoadRun(Load("burst", None, 4, (0.0,) * 4), late, 0.0), None, Counting())
+    assert burst["kept_schedule"] is True and burst["sent_late_ms"] == row["sent_late_ms"]
 
 
 def test_nothing_complete_has_no_latencies() -> None:
