@@ -45,7 +45,7 @@ class LookupIndex(Protocol):
     def read(self, requests: Sequence[Request], least_survival: float) -> bool:
         """Take in tokens that are new; whether any request has a guess that is at least so likely.
 
-        If it has none, `propose` proposes nothing to whom a node must be more likely.
+        Where there is none, `propose` finds nothing as long as a node has to be at least so likely.
         """
 
     def propose(

@@ -159,6 +159,8 @@ class LookupPolicy:
             for request in running
             if len(request.token_ids) - request.num_computed_tokens == 1 and request.looks_up
         ]
+        if not decoding:
+            return False
         floor = self._floors.get((len(decoding), len(running)), 0.0)
         if self._index.read(decoding, floor) or self._tempo.is_probe:
             return True
@@ -175,10 +177,8 @@ class LookupPolicy:
         requests = outline.requests
         if not self.is_active or not requests:
             return {}
-        most_depth, costs = (
-            self._max_depth,
-            self._costs.at(outline.num_roots, outline.context // max(1, len(outline.requests))),
-        )
+        most_depth = self._max_depth
+        costs = self._costs.at(outline.num_roots, outline.context // len(requests))
         share = min(self.max_draft_tokens, outline.num_free_rows // len(requests))
         depths = [min(depth, most_depth) for depth in outline.depths]
         base = _base(outline, costs)

@@ -21,6 +21,7 @@ from aquiline.speculation import NO_TREE
 
 # Of the step's rows, one in so many is kept for prefill while any is pending.
 PREFILL_SHARE = 4
+ROUNDED_ROWS = 64
 
 
 class Scheduler:
@@ -218,7 +219,7 @@ class Scheduler:
             speculating=[request for request in self._running if request.speculate and request.own_shape is None],
             context=sum(request.num_computed_tokens for request in self._running if request.decodes),
             num_other_rows=min(num_pending, max(0, left)) + num_other_nodes,
-            max_draft_tokens=max(0, left - least_prefill),
+            max_draft_tokens=_rounded(max(0, left - least_prefill)),
         )
 
     def _held(self, plan: StepPlan, growing: Sequence[Request]) -> dict[str, int]:
@@ -335,6 +336,11 @@ class Scheduler:
         if self._waiting != sorted(self._waiting, key=_urgency):
             raise ConsistencyError("scheduler: the waiting requests are out of order")
         self._cache.check_integrity(self._running)
+
+
+def _rounded(num_rows: int) -> int:
+    """Many rows to a multiple of `ROUNDED_ROWS`: to the planner, steps with a few looked-up nodes more are alike."""
+    return num_rows if num_rows < 2 * ROUNDED_ROWS else num_rows - num_rows % ROUNDED_ROWS
 
 
 def _urgency(request: Request) -> tuple[int, int]:

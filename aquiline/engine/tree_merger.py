@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from aquiline.engine.host_tree import HostTree
 from aquiline.engine.inputs import StepLayout
@@ -58,14 +57,24 @@ class TreeMerger:
         for nodes, tree in zip(trees, known, strict=True):
             nodes.add(tree)
         width = max(len(nodes.tokens) for nodes in trees)
-        parents = self._padded([nodes.parents for nodes in trees], width, -1)
+        # One tensor from one list: small tensors take longer to make than to fill.
+        flat: list[int] = []
+        for rows, padding in (
+            ([nodes.tokens for nodes in trees], 0),
+            ([nodes.parents for nodes in trees], -1),
+            ([nodes.depths for nodes in trees], 1),
+        ):
+            for row in rows:
+                flat += row
+                flat += [padding] * (width - len(row))
+        tokens, parents, depths = torch.tensor(flat, device=self._device).view(3, len(trees), width).unbind()
         is_valid = parents >= 0
         is_valid[:, 0] = True
         deepest = max(tree.depth for tree in known)
         return DraftTree(
-            tokens=self._padded([nodes.tokens for nodes in trees], width, 0),
+            tokens=tokens,
             parents=parents,
-            depths=self._padded([nodes.depths for nodes in trees], width, 1),
+            depths=depths,
             is_valid=is_valid,
             max_depth=deepest if grown is None else max(deepest, grown.max_depth),
             max_children=width - 1,
@@ -73,9 +82,6 @@ class TreeMerger:
             grown_counts=grown_counts,
             draft_to_target_ids=None if grown is None else grown.draft_to_target_ids,
         )
-
-    def _padded(self, rows: Sequence[list[int]], width: int, padding: int) -> Tensor:
-        return torch.tensor([row + [padding] * (width - len(row)) for row in rows], device=self._device)
 
 
 class _HostNodes:
@@ -88,6 +94,11 @@ class _HostNodes:
 
     def add(self, tree: HostTree) -> None:
         """Add the nodes that are not there yet."""
+        if len(self.tokens) == 1:
+            self.tokens += tree.tokens
+            self.parents += tree.parents
+            self.depths += tree.depths
+            return
         number = [0]
         present = {place: node for node, place in enumerate(zip(self.parents, self.tokens, strict=True))}
         for token_id, known_parent, depth in zip(tree.tokens, tree.parents, tree.depths, strict=True):

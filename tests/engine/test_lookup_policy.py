@@ -117,6 +117,17 @@ def test_rows_that_pay_only_together_are_taken_together() -> None:
         assert sum(tree.num_draft_tokens for tree in trees) == expected
 
 
+@pytest.mark.parametrize(("survival", "num_kept"), [(0.55, 0), (0.75, 0), (0.95, 16)])
+def test_a_full_batch_climbs_the_stair_behind_it_only_for_many_good_nodes(survival: float, num_kept: int) -> None:
+    """Sixteen requests on a machine whose seventeenth row costs a fifth more than sixteen, in milliseconds."""
+    curve = Curve((1, 4, 8, 16, 17, 32, 33, 64), (2.6, 3.1, 3.7, 5.6, 6.7, 9.9, 10.4, 19.0))
+    worth = RowWorth(StepBase(16, 16.0), RowCosts(curve.at))
+    for _ in range(16):
+        if survival >= worth.least_survival:
+            worth.take(survival)
+    assert worth.settle() == num_kept
+
+
 @given(st.integers(1, 5), st.integers(0, 40), st.floats(0.0, 2.0), st.sampled_from([1, 3, 16]))
 def test_what_is_kept_commits_fastest_of_all_beginnings(
     num_requests: int, num_other_rows: int, other_time: float, size: int
