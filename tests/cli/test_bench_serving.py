@@ -119,14 +119,6 @@ def test_a_server_of_ours_is_started_measured_and_stopped(tmp_path: Path, capsys
     assert sum(row["server"]["phases_ms"].values()) <= 1.05 * row["server"]["time_per_committed_token_ms"]
 
 
-def test_a_server_that_does_not_start_says_why(tmp_path: Path, capsys: Any) -> None:
-    folder = write_toy(tmp_path)
-    argv = ["bench", "serving", "--model", str(folder / "target"), "--draft", str(folder / "draft"), *LOAD]
-    assert main([*argv, "--dtype", "float32"]) == 2
-    error = capsys.readouterr().err
-    assert "the server did not start: the draft" in error and error.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

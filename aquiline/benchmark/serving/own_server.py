@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import IO
 
 from aquiline.errors import EndpointError
@@ -28,13 +30,13 @@ class OwnServer:
 
 @contextmanager
 def own_server(arguments: Sequence[str]) -> Iterator[OwnServer]:
-    """Run `aquiline serve` with these arguments on a free port; it is stopped when the `with` ends.
+    """Run `aquiline serve` with these arguments on a free port; it is stopped when the `with` ends, however it ends.
 
     Raises:
         EndpointError: the server ended before it took requests; the message is its own.
     """
     command = [sys.executable, "-m", "aquiline", "serve", *arguments, "--port", "0", "--log-format", "text"]
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints, _termination_raised():
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True)
         try:
             assert process.stdout is not None
@@ -45,6 +47,23 @@ def own_server(arguments: Sequence[str]) -> Iterator[OwnServer]:
             yield OwnServer(f"{match[1]}/v1", process.pid)
         finally:
             _stop(process)
+
+
+@contextmanager
+def _termination_raised() -> Iterator[None]:
+    """Let a signal that would end this process at once end it like an exception, so that no server is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
