@@ -7,6 +7,7 @@ curves are made to rise.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -87,14 +88,27 @@ def _fit_verify(groups: dict[StepSize, StepSeconds]) -> tuple[Curve, float, floa
             terms.append([float(size.context - base.context), float(size.row_context - base.row_context)])
             longer.append(seconds.verify - groups[base].verify)
     per_context, per_row_context = _context_factors(terms, longer)
-    heights, highest = [], LEAST_SECONDS
+    heights = []
     for rows in sorted(lowest):
         size = lowest[rows]
         whole = groups[size].verify
         added = per_context * size.context + per_row_context * size.row_context
-        highest = max(highest, whole - min(added, MOST_CONTEXT_SHARE * whole))
-        heights.append(highest)
-    return Curve(tuple(sorted(lowest)), tuple(heights)), per_context, per_row_context
+        heights.append(max(LEAST_SECONDS, whole - min(added, MOST_CONTEXT_SHARE * whole)))
+    return Curve(tuple(sorted(lowest)), tuple(_rising(heights))), per_context, per_row_context
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """The nearest values that never fall: neighbours that do are pooled to their mean.
+
+    Worked example: 1, 3, 2, 4 becomes 1, 2.5, 2.5, 4; so a single high value does not lift all that follow.
+    """
+    pools: list[list[float]] = []
+    for value in values:
+        pools.append([value])
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    return [fmean(pool) for pool in pools for _ in pool]
 
 
 def _context_factors(terms: list[list[float]], longer: list[float]) -> list[float]:

@@ -16,7 +16,7 @@ from aquiline.config import Objective
 from aquiline.engine.acceptance import NUM_KINDS, SKILLS, USUAL_SKILL, AcceptanceEstimator
 from aquiline.engine.acceptance_prior import AcceptancePriors, RequestClass
 from aquiline.engine.cost_model import StepCosts
-from aquiline.engine.draft_debt import DebtPolicy, DraftUse, debt_of
+from aquiline.engine.draft_debt import ROWS_AT_ONCE, DebtPolicy, DraftUse, debt_of, num_pending
 from aquiline.engine.forecast import MOST_COUNTED_ROWS, Forecast, Outlook, Situation, outlook
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport
 from aquiline.engine.planner_candidates import PLAIN, Candidate
@@ -337,9 +337,17 @@ def _leading(kinds: Sequence[int]) -> RequestClass:
 
 
 def _within_room(candidate: Candidate, room: int, growing: Sequence[Request], kinds: Sequence[int]) -> dict[str, int]:
-    """Nodes by request when all together may hold no more than `room`: first those that draft best, then the oldest."""
+    """Nodes by request when all together may hold no more than `room`.
+
+    Those come first whose drafts need not catch up, for they held nodes before, then those that draft best, then the
+    oldest.
+    """
     held, left = {}, room
-    for place in sorted(range(len(growing)), key=lambda place: -candidate.expected[kinds[place]]):
+    ranks = [
+        (num_pending(request) > ROWS_AT_ONCE, -candidate.expected[kind], place)
+        for place, (request, kind) in enumerate(zip(growing, kinds, strict=True))
+    ]
+    for _, _, place in sorted(ranks):
         size = min(left, candidate.num_draft_tokens[kinds[place]])
         if size:
             held[growing[place].request_id] = size

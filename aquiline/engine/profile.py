@@ -21,7 +21,7 @@ from aquiline.engine.cost_model import CostProfile
 from aquiline.errors import ModelFormatError, UserError
 
 FORMAT = "aquiline-cost-profile"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)

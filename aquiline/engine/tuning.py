@@ -36,11 +36,16 @@ class TuneStage:
         batch_size: requests that run together.
         context: tokens of each prompt.
         shapes: grown in turn; NO_TREE twice in a row, the second time with the draft brought up to date.
+        brims: shapes of which the first request holds all nodes and the others all but the last: one row more than
+            what fills a panel of rows, for instance.
+
+    Worked example, 16 requests and a brim of chain:2: each holds 1 node, the first 2, which makes 33 rows.
     """
 
     batch_size: int
     context: int
     shapes: tuple[StaticTree, ...]
+    brims: tuple[StaticTree, ...] = ()
 
 
 _SMALL = (NO_TREE, chain(1), chain(3), tree_from_branching([3]), tree_from_branching([3, 2]))
@@ -54,21 +59,24 @@ _LARGE = (
     tree_from_branching([5, 2, 1]),
     tree_from_branching([4, 2, 2]),
 )
+# Kernels work on rows in panels of 16, so that times make a leap behind 16 and 32 rows: both sides of it are timed.
+_WIDE = tree_from_branching([8, 3])
+_PANELS = (_WIDE.truncated(15), _WIDE.truncated(16), _WIDE.truncated(31), _WIDE)
 SHORT_STAGES = (
-    TuneStage(1, 48, (*_SMALL, tree_from_branching([7]), tree_from_branching([5, 2]))),
+    TuneStage(1, 48, (*_SMALL, tree_from_branching([7]), *_PANELS[:2])),
     TuneStage(1, 384, (NO_TREE, tree_from_branching([3]))),
     TuneStage(4, 48, (NO_TREE, chain(1), tree_from_branching([3]), chain(3))),
-    TuneStage(16, 48, (NO_TREE, chain(1), chain(2))),
+    TuneStage(16, 48, (NO_TREE, chain(1)), brims=(chain(1), chain(2))),
 )
 LONG_STAGES = (
-    TuneStage(1, 64, _LARGE),
+    TuneStage(1, 64, (*_LARGE, *_PANELS)),
     TuneStage(1, 768, _SMALL),
     TuneStage(2, 64, _LARGE),
     TuneStage(4, 64, _LARGE),
-    TuneStage(8, 64, _SMALL),
+    TuneStage(8, 64, _SMALL, brims=(chain(2),)),
     TuneStage(8, 384, _SMALL),
-    TuneStage(16, 64, _SMALL),
-    TuneStage(32, 64, (NO_TREE, chain(1), chain(3))),
+    TuneStage(16, 64, (*_SMALL, chain(2)), brims=(chain(1), chain(2), chain(3))),
+    TuneStage(32, 64, (NO_TREE, chain(1), chain(3)), brims=(chain(1), chain(2))),
 )
 
 
@@ -76,16 +84,18 @@ class TourPlanner:
     """Goes through shapes in turn and keeps the reports.
 
     Args:
-        shapes: as in `TuneStage`.
+        shapes, brims: as in `TuneStage`.
     """
 
-    def __init__(self, shapes: Sequence[StaticTree]) -> None:
+    def __init__(self, shapes: Sequence[StaticTree], brims: Sequence[StaticTree] = ()) -> None:
         self.learns = True
         self.speculates = True
         self.reports: list[StepReport] = []
+        # Shape, whether draft rows are written, and how many nodes fewer all but the first request hold.
         self._turns = [
-            (shape, writes) for shape in shapes for writes in ((False, True) if shape is NO_TREE else (True,))
+            (shape, writes, 0) for shape in shapes for writes in ((False, True) if shape is NO_TREE else (True,))
         ]
+        self._turns += [(shape, True, 1) for shape in brims]
         self._num_plans = 0
 
     @property
@@ -97,9 +107,10 @@ class TourPlanner:
         """See `StepPlanner`."""
         if not load.growing:
             return StepPlan()
-        shape, writes = self._turns[self._num_plans % self.num_turns]
+        shape, writes, fewer = self._turns[self._num_plans % self.num_turns]
         self._num_plans += 1
-        held = {request.request_id: shape.num_draft_tokens for request in load.growing}
+        held = {request.request_id: shape.num_draft_tokens - fewer for request in load.growing}
+        held[load.growing[0].request_id] += fewer
         return StepPlan(shape, held, None if writes else {})
 
     def wants_draft(self, request: Request) -> bool:
@@ -136,13 +147,13 @@ def measure_costs(
     limit = min(models.target.config.max_position, config.scheduler.max_model_len or 2**31)
     if models.draft is not None:
         limit = min(limit, models.draft.config.layers.max_position)
-    total = sum((num_rounds + WARM_UP_ROUNDS) * TourPlanner(stage.shapes).num_turns for stage in stages)
+    total = sum((num_rounds + WARM_UP_ROUNDS) * TourPlanner(stage.shapes, stage.brims).num_turns for stage in stages)
     reports: list[StepReport] = []
     num_done, deadline = 0, time.perf_counter() + budget_seconds
     for stage in stages:
         if reports and time.perf_counter() > deadline:
             break
-        planner = TourPlanner(stage.shapes)
+        planner = TourPlanner(stage.shapes, stage.brims)
         num_steps = (num_rounds + WARM_UP_ROUNDS) * planner.num_turns
         for _ in _steps(models, config, stage, planner, _Room(num_steps, limit)):
             num_done += 1
@@ -166,7 +177,7 @@ def _steps(
     models: EngineModels, config: EngineConfig, stage: TuneStage, planner: TourPlanner, room: _Room
 ) -> Iterator[None]:
     """Run the steps of a stage, one per iteration."""
-    deepest = max(shape.depth for shape in stage.shapes)
+    deepest = max(shape.depth for shape in (*stage.shapes, *stage.brims))
     num_tokens = min(room.max_tokens, stage.context + room.num_steps * (deepest + 1) + 2)
     context = min(stage.context, max(1, num_tokens // 2))
     block_size = config.cache.block_size

@@ -117,6 +117,27 @@ def test_a_fit_foretells_the_steps_it_was_made_from(noise: float) -> None:
     assert max(errors) < 0.25
 
 
+def test_a_stair_is_found_between_the_row_counts_on_both_sides_of_it() -> None:
+    dice, reports = random.Random(3), []
+    for rows in (1, 2, 4, 8, 16, 17, 24, 32, 33):
+        for _ in range(12):
+            factor = 1.0 + abs(dice.gauss(0.0, 0.05))
+            verify = (1.0 + 0.06 * rows + 0.4 * ((rows - 1) // 16)) * factor
+            reports.append(StepReport(NO_TREE, StepSize(rows, rows, 1, 50, 50 * rows), StepSeconds(verify, 0, 0.01, 0.1)))
+    model = CostModel(fit_costs(reports), learns=False)
+    assert model.stairs == (16, 32)
+    leap = model.verify_seconds(17, 50, 850) - model.verify_seconds(16, 50, 800)
+    assert leap == pytest.approx(0.46, rel=0.3)
+
+
+def test_one_row_count_that_was_disturbed_does_not_lift_all_that_follow() -> None:
+    reports = []
+    for rows, verify in ((1, 1.0), (2, 3.0), (3, 1.2), (4, 1.3)):
+        reports += [StepReport(NO_TREE, StepSize(rows, rows, 1), StepSeconds(verify, 0, 0.01, 0.1))] * 4
+    curve = fit_costs(reports).verify
+    assert curve.seconds == pytest.approx((1.0, 5.5 / 3, 5.5 / 3, 5.5 / 3))
+
+
 def test_accidents_do_not_turn_the_weights_into_context() -> None:
     for seed in range(8):
         costs = fit_costs(reports_of(0.6, seed))

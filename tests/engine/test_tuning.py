@@ -12,7 +12,7 @@ from aquiline.engine.engine import EngineModels
 from aquiline.engine.plan import StepPlan
 from aquiline.engine.planner import AutoPlanner
 from aquiline.engine.profile import load_profile
-from aquiline.engine.tuning import TourPlanner, TuneStage, measure_costs
+from aquiline.engine.tuning import LONG_STAGES, SHORT_STAGES, TourPlanner, TuneStage, measure_costs
 from aquiline.llm import LLM
 from aquiline.request import SamplingParams
 from aquiline.speculation import NO_TREE, chain, parse_speculation, tree_from_branching
@@ -25,7 +25,7 @@ from tests.tiny_tokenizers import train_byte_level
 
 STAGES = (
     TuneStage(1, 8, (NO_TREE, chain(1), chain(2), tree_from_branching([2, 1]))),
-    TuneStage(3, 60, (NO_TREE, chain(1))),
+    TuneStage(3, 60, (NO_TREE, chain(1)), brims=(chain(2),)),
 )
 
 
@@ -38,13 +38,31 @@ def test_a_tour_takes_every_shape_in_turn() -> None:
     assert planner.plan(load_of([])) == StepPlan()
 
 
+def test_a_brim_is_one_row_more_than_the_others_fill() -> None:
+    planner = TourPlanner((chain(1),), brims=(chain(2),))
+    assert planner.num_turns == 2
+    plans = [planner.plan(load_of([request(0), request(1), request(2)])) for _ in range(2)]
+    assert plans[0].num_draft_tokens == {"r0": 1, "r1": 1, "r2": 1}
+    assert plans[1].shape == chain(2) and plans[1].num_draft_tokens == {"r0": 2, "r1": 1, "r2": 1}
+
+
+@pytest.mark.parametrize("stages", [SHORT_STAGES, LONG_STAGES])
+def test_both_sides_of_every_panel_are_timed(stages: tuple[TuneStage, ...]) -> None:
+    rows = set()
+    for stage in stages:
+        rows |= {stage.batch_size * (1 + shape.num_draft_tokens) for shape in stage.shapes}
+        rows |= {stage.batch_size * shape.num_draft_tokens + 1 for shape in stage.brims}
+    for panel in (16, 32) if stages is SHORT_STAGES else (16, 32, 48, 64):
+        assert {panel, panel + 1} <= rows
+
+
 def test_tiny_engines_are_measured() -> None:
     models = EngineModels(tiny_models().target, tiny_models().draft, new_decoder, frozenset({60}))
     progress: list[tuple[int, int]] = []
     costs, num_steps = measure_costs(
         models, EngineConfig(dtype="float32"), STAGES, 2, lambda *done: progress.append(done)
     )
-    assert num_steps == 2 * 5 + 2 * 3
+    assert num_steps == 2 * 5 + 2 * 4
     assert progress[-1][0] == progress[-1][1] == len(progress)
     assert costs.verify.at(1) > 0.0
     assert costs.verify.at(3) >= costs.verify.at(1)
