@@ -16,13 +16,14 @@ from aquiline.config import Objective
 from aquiline.engine.acceptance import NUM_KINDS, SKILLS, USUAL_SKILL, AcceptanceEstimator
 from aquiline.engine.acceptance_prior import AcceptancePriors, RequestClass
 from aquiline.engine.cost_model import StepCosts
-from aquiline.engine.draft_debt import ROWS_AT_ONCE, DebtPolicy, DraftUse, debt_of, num_pending
+from aquiline.engine.draft_debt import DebtPolicy, DraftUse, debt_of
 from aquiline.engine.forecast import MOST_COUNTED_ROWS, Forecast, Outlook, Situation, outlook
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport
-from aquiline.engine.planner_candidates import PLAIN, Candidate
+from aquiline.engine.planner_candidates import PLAIN
 from aquiline.engine.planner_knowledge import DraftKnowledge
 from aquiline.engine.planner_probes import Probes, ProbeTree, probe_tree
 from aquiline.engine.planner_reports import observe_times
+from aquiline.engine.planner_shares import plan_of
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import Request
 from aquiline.speculation import NO_TREE, StaticTree
@@ -140,7 +141,7 @@ class AutoPlanner:
             self._num_plain_steps = 0
             detour = self._probes.next_of(decision.detours)
             if self._probes.detour(best, detour):
-                plan = _plan_of(detour, load.growing, choice.kinds)
+                plan = plan_of(detour, load.growing, choice.kinds)
         return self._debt.plan(load, plan, debt, best.seconds, self.costs, self._use(load, best))
 
     def _choose(self, load: StepLoad, num_behind: int) -> _Choice:
@@ -153,7 +154,7 @@ class AutoPlanner:
         self._settle_last_choice()
         kinds = [self.estimator.kind(request) for request in load.growing]
         decision = self._decide(load, kinds, situation)
-        plan = _plan_of(decision.best, load.growing, kinds)
+        plan = plan_of(decision.best, load.growing, kinds)
         self._last_choice = _Choice(situation, load.growing, kinds, decision, plan)
         return self._last_choice
 
@@ -318,38 +319,7 @@ def _rounded(number: int, num_bits: int) -> int:
     return (number + (1 << shift) - 1) >> shift << shift
 
 
-def _plan_of(choice: Forecast, growing: Sequence[Request], kinds: Sequence[int]) -> StepPlan:
-    candidate = choice.candidate
-    if candidate is PLAIN:
-        return StepPlan(NO_TREE, {}, {})
-    sizes = candidate.num_draft_tokens
-    if choice.room:
-        held = _within_room(candidate, choice.room, growing, kinds)
-    else:
-        held = {request.request_id: sizes[kind] for request, kind in zip(growing, kinds, strict=True) if sizes[kind]}
-    return StepPlan(candidate.shape.truncated(max(held.values(), default=0)), held, {})
-
-
 def _leading(kinds: Sequence[int]) -> RequestClass:
     """The class that most requests belong to."""
     counts = [sum(kinds[each * len(SKILLS) : (each + 1) * len(SKILLS)]) for each in RequestClass]
     return RequestClass(counts.index(max(counts)))
-
-
-def _within_room(candidate: Candidate, room: int, growing: Sequence[Request], kinds: Sequence[int]) -> dict[str, int]:
-    """Nodes by request when all together may hold no more than `room`.
-
-    Those come first whose drafts need not catch up, for they held nodes before, then those that draft best, then the
-    oldest.
-    """
-    held, left = {}, room
-    ranks = [
-        (num_pending(request) > ROWS_AT_ONCE, -candidate.expected[kind], place)
-        for place, (request, kind) in enumerate(zip(growing, kinds, strict=True))
-    ]
-    for _, _, place in sorted(ranks):
-        size = min(left, candidate.num_draft_tokens[kinds[place]])
-        if size:
-            held[growing[place].request_id] = size
-            left -= size
-    return held

@@ -123,7 +123,9 @@ def test_a_stair_is_found_between_the_row_counts_on_both_sides_of_it() -> None:
         for _ in range(12):
             factor = 1.0 + abs(dice.gauss(0.0, 0.05))
             verify = (1.0 + 0.06 * rows + 0.4 * ((rows - 1) // 16)) * factor
-            reports.append(StepReport(NO_TREE, StepSize(rows, rows, 1, 50, 50 * rows), StepSeconds(verify, 0, 0.01, 0.1)))
+            reports.append(
+                StepReport(NO_TREE, StepSize(rows, rows, 1, 50, 50 * rows), StepSeconds(verify, 0, 0.01, 0.1))
+            )
     model = CostModel(fit_costs(reports), learns=False)
     assert model.stairs == (16, 32)
     leap = model.verify_seconds(17, 50, 850) - model.verify_seconds(16, 50, 800)
