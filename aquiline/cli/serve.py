@@ -32,6 +32,8 @@ SERVER_OPTIONS = (
            is_repeatable=True),
     Option("--max-queue", "max_queue", "most answers that wait beside those that run; more get 429", integer, "N"),
     Option("--max-body-bytes", "max_body_bytes", "longest body of a request", integer, "N"),
+    Option("--request-body-timeout", "request_body_timeout", "seconds for a request to arrive; 0 never", number, "S"),
+    Option("--max-connections", "max_connections", "most connections that are open", integer, "N"),
     Option("--max-answers", "max_answers", "most answers of one body: its prompts times n", integer, "N"),
     Option("--request-timeout", "request_timeout", "seconds after which a request is ended; 0 never", number, "S"),
     Option("--drain-timeout", "drain_timeout", "seconds for running requests when the server stops", number, "S"),

@@ -49,7 +49,7 @@ def create_app(served: Served, client: EngineClient, settings: ServerSettings, v
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_fault)
     _describe_refusals(app)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, max_seconds=settings.request_body_timeout)
     app.add_middleware(KeyCheck, keys=settings.api_keys)
     app.add_middleware(RequestLog, metrics=client.metrics)
     return app

@@ -72,6 +72,14 @@ class Failure:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
+def late_failure(seconds: float) -> Failure:
+    """How HTTP says that a request took too long to arrive."""
+    message = (
+        f"the request did not arrive within {seconds:g} seconds, which is the limit of this server; send it faster"
+    )
+    return Failure(408, message, "timeout_error", code="request_too_slow", headers={"Connection": "close"})
+
+
 def failure_of(error: AquilineError) -> Failure:
     """How HTTP says `error`."""
     message = str(error)

@@ -6,6 +6,8 @@ import datetime
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from aquiline.server.settings import LogFormat
 
@@ -30,15 +32,22 @@ class TextLines(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def configure_logs(log_format: LogFormat) -> None:
-    """Send what the server and uvicorn log to standard error."""
+@contextmanager
+def logged_to_standard_error(log_format: LogFormat) -> Iterator[None]:
+    """Send what the server and uvicorn log to standard error; afterwards logs go where they went before."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
-    for name in ("aquiline.server", "uvicorn"):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
+    loggers = [logging.getLogger(name) for name in ("aquiline.server", "uvicorn")]
+    before = [(logger, logger.handlers, logger.level, logger.propagate) for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.handlers, logger.propagate = [handler], False
+            logger.setLevel(logging.INFO)
+        yield
+    finally:
+        for logger, handlers, level, propagates in before:
+            logger.handlers, logger.propagate = handlers, propagates
+            logger.setLevel(level)
 
 
 def _time(record: logging.LogRecord) -> str:

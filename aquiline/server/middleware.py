@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -16,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aquiline.server.errors import Failure
+from aquiline.server.errors import Failure, late_failure
 from aquiline.server.metrics import Metrics
 
 OPEN_PATHS = frozenset(
@@ -104,11 +105,16 @@ class KeyCheck:
 
 
 class BodyLimit:
-    """Refuses bodies that are too long, by their declared length or while they come in."""
+    """Refuses bodies that are too long, by their declared length or while they come in, and those that come too slowly.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    Args:
+        max_seconds: within which a body has to be here; 0 never mind.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, max_seconds: float) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_seconds = max_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -116,33 +122,46 @@ class BodyLimit:
             return
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdigit() and int(declared[:20]) > self._max_bytes:
-            await respond(self._failure(), scope, receive, send)
+            await respond(self._too_long(), scope, receive, send)
             return
         try:
-            await self._app(scope, self._counted(receive), send)
-        except BodyTooLongError:
-            await respond(self._failure(), scope, receive, send)
+            await self._app(scope, self._limited(receive), send)
+        except BodyRefusedError as error:
+            await respond(error.failure, scope, receive, send)
 
-    def _counted(self, receive: Receive) -> Receive:
+    def _limited(self, receive: Receive) -> Receive:
         num_bytes = 0
+        is_complete = False
+        deadline = asyncio.get_running_loop().time() + self._max_seconds if self._max_seconds else None
 
-        async def counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
+        async def limited() -> Message:
+            nonlocal num_bytes, is_complete
+            if is_complete:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyRefusedError(late_failure(self._max_seconds)) from None
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_bytes:
-                raise BodyTooLongError
+                raise BodyRefusedError(self._too_long())
+            is_complete = not message.get("more_body", False)
             return message
 
-        return counted
+        return limited
 
-    def _failure(self) -> Failure:
+    def _too_long(self) -> Failure:
         message = f"the body is longer than {self._max_bytes} bytes, which is the limit of this server; shorten it"
         return Failure(413, message, "invalid_request_error", code="body_too_long")
 
 
-class BodyTooLongError(BaseException):
-    """More of a body came in than is allowed; no part of an application that reads it may swallow this."""
+class BodyRefusedError(BaseException):
+    """No more of a body is read; no part of an application that reads it may swallow this."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
 
 
 async def respond(failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:

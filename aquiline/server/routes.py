@@ -33,10 +33,11 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         400: "The body cannot be answered; the message says why.",
         401: "The API key is missing or wrong.",
         404: "No such model.",
+        408: "The request took too long to arrive.",
         413: "The body is too long.",
         429: "The queue is full; ask again after Retry-After seconds.",
         500: "The engine failed.",
-        503: "The server is stopping.",
+        503: "The server is stopping, or too many connections are open.",
         504: "The request took too long.",
     }.items()
 }

@@ -13,9 +13,10 @@ from fastapi import FastAPI
 from aquiline.errors import InternalError, UserError
 from aquiline.llm import LLM
 from aquiline.server.app import create_app
+from aquiline.server.connections import protocol_factory
 from aquiline.server.engine_client import EngineClient
 from aquiline.server.errors import ServerStoppingError
-from aquiline.server.logs import configure_logs
+from aquiline.server.logs import logged_to_standard_error
 from aquiline.server.metrics import Metrics
 from aquiline.server.prompts import PromptLimits
 from aquiline.server.service import Served
@@ -39,7 +40,6 @@ def serve(
         UserError: the address cannot be used.
         InternalError: the engine has failed and was given up.
     """
-    configure_logs(settings.log_format)
     metrics = Metrics(settings.served_model_name or model)
     max_unfinished = llm.config.scheduler.max_num_seqs + settings.max_queue
     client = EngineClient(llm.engine, max_unfinished, metrics, engine_reporter(llm))
@@ -48,7 +48,8 @@ def serve(
     server.on_ready = on_ready
     client.after_give_up = server.give_up
     try:
-        server.run()
+        with logged_to_standard_error(settings.log_format):
+            server.run()
     except SystemExit:
         raise UserError(
             f"{settings.host}:{settings.port} cannot be listened on; is another server there? choose another --port"
@@ -72,6 +73,7 @@ def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
         app,
         host=settings.host,
         port=settings.port,
+        http=protocol_factory(settings),
         log_config=None,
         access_log=False,
         server_header=False,

@@ -23,6 +23,9 @@ class ServerSettings:
         api_keys: any of them opens the server; empty lets everybody in.
         max_queue: most answers that wait for their first step beside those that run; more are refused with 429.
         max_body_bytes: longest body of a request.
+        request_body_timeout: seconds within which a request has to arrive, its body included; 0 never mind.
+        max_connections: most connections that are open; one more closes the one that has sent nothing for the longest
+            time, or is turned away with 503 where all are being answered.
         max_answers: most answers that one body may ask for: its prompts times `n`.
         request_timeout: seconds after which an unfinished request is ended; 0 never.
         drain_timeout: seconds that running requests get to finish when the server is told to stop.
@@ -36,6 +39,8 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     max_queue: int = 256
     max_body_bytes: int = 8 * 2**20
+    request_body_timeout: float = 30.0
+    max_connections: int = 512
     max_answers: int = 128
     request_timeout: float = 600.0
     drain_timeout: float = 30.0
@@ -56,7 +61,8 @@ class ServerSettings:
         _check_int("max_queue", self.max_queue, 0, 2**20)
         _check_int("max_body_bytes", self.max_body_bytes, 1, 2**30)
         _check_int("max_answers", self.max_answers, 1, 1024)
-        for name in ("request_timeout", "drain_timeout"):
+        _check_int("max_connections", self.max_connections, 1, 2**16)
+        for name in ("request_body_timeout", "request_timeout", "drain_timeout"):
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not is_number or not 0 <= value <= MAX_SECONDS:

@@ -22,8 +22,15 @@ from typing import Any
 
 import httpx
 
+from aquiline.guided import GuidedParams
 from aquiline.llm import LLM
 from aquiline.request import RequestOutput, SamplingParams
+from aquiline.server.guided import call_schema
+from aquiline.server.protocol.chat import ChatBody
+from aquiline.server.protocol.messages import template_tools
+from aquiline.server.tools.events import CallEvent
+from aquiline.server.tools.llama3 import Llama3Parser
+from aquiline.server.tools.prompt import ToolPrompts
 from tests.server.serving import Running, toy_llm, toy_server, write_toy
 
 NUM_CONCURRENT = 12
@@ -36,6 +43,18 @@ TEXTS = (
     "12,5 km",
     "The eagle flies over land. " * 2,
 )
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"enum": ["ab", "c"]}}, "required": ["s"]}
+FORMS: list[tuple[dict[str, Any], GuidedParams]] = [
+    ({"guided_choice": ["over land", "over the sea"]}, GuidedParams(choice=["over land", "over the sea"])),
+    ({"guided_regex": "[a-e ]{4,30}"}, GuidedParams(regex="[a-e ]{4,30}")),
+    ({"guided_json": SCHEMA}, GuidedParams(json_schema=SCHEMA)),
+    ({"response_format": {"type": "json_object"}}, GuidedParams(json_object=True)),
+]
+TOOLS = [{"type": "function", "function": {"name": "fly", "parameters": SCHEMA}}]
+# All fit beside the server's own tree:2x2.
+MODES = ("auto", "off", "chain:1", "chain:6", "tree:2x2", "paths:0,1,00", "dynamic:steps=3,topk=2,nodes=5")
 
 
 @dataclass(frozen=True)
@@ -63,26 +82,48 @@ def make_jobs(llm: LLM, num_jobs: int, rng: random.Random) -> list[Job]:
     """Different requests with the answers of a model alone."""
     jobs = []
     for index in range(num_jobs):
+        if index % 6 == 5:
+            jobs.append(calling_job(llm, index, rng))
+            continue
         settings: dict[str, Any] = {"max_tokens": rng.randint(1, 60), "n": rng.choice([1, 1, 2]), "seed": index}
         settings["temperature"] = rng.choice([0.0, 0.0, 1.0])
         if rng.random() < 0.3:
             settings["stop"] = [rng.choice("aeio")]
         text = rng.choice(TEXTS)
+        form, guided = rng.choice(FORMS) if rng.random() < 0.3 else ({}, None)
+        params = SamplingParams(**settings, guided=guided)
         extras: dict[str, Any] = {"logprobs": 1} if rng.random() < 0.2 else {}
         if rng.random() < 0.5:
-            output = llm.generate(text, SamplingParams(**settings))[0]
-            jobs.append(Job("/v1/completions", {"prompt": text} | settings | extras, expected_of(output)))
+            output = llm.generate(text, params)[0]
+            jobs.append(Job("/v1/completions", {"prompt": text} | settings | form | extras, expected_of(output)))
         else:
             messages = [{"role": "user", "content": text}]
-            output = llm.chat(messages, SamplingParams(**settings))[0]
+            output = llm.chat(messages, params)[0]
             extras = {"logprobs": True} if extras else {}
-            body = {"messages": messages, "aquiline": True} | settings | extras
+            body = {"messages": messages, "aquiline": True} | settings | form | extras
             jobs.append(Job("/v1/chat/completions", body, expected_of(output)))
     return jobs
 
 
 def expected_of(output: RequestOutput) -> list[tuple[str, str]]:
     return [(completion.text, str(completion.finish_reason)) for completion in output.outputs]
+
+
+def calling_job(llm: LLM, seed: int, rng: random.Random) -> Job:
+    """A request whose answer is a call, with what a parser that sees it as a whole makes of it."""
+    settings: dict[str, Any] = {"max_tokens": rng.randint(1, 60), "n": 1, "seed": seed, "temperature": 1.0}
+    messages = [{"role": "user", "content": rng.choice(TEXTS)}]
+    body = {"messages": messages, "tools": TOOLS, "tool_choice": "required"} | settings
+    checked = ChatBody.model_validate(body)
+    shown = template_tools(checked.tools or (), True)
+    prompt = ToolPrompts(llm.tokenizer, "auto").encode(messages, shown, True)
+    params = SamplingParams(**settings, guided=GuidedParams(json_schema=call_schema(checked)))
+    [(text, reason)] = expected_of(llm.generate([prompt], params)[0])
+    parser = Llama3Parser({"fly"})
+    events = [*parser.push(text), *parser.finish()]
+    told = "".join(event.name if isinstance(event, CallEvent) else event.text for event in events)
+    is_call = any(isinstance(event, CallEvent) for event in events)
+    return Job("/v1/chat/completions", body, [(told, "tool_calls" if is_call and reason == "stop" else reason)])
 
 
 async def run(server: Running, jobs: list[Job], num_requests: int, rng: random.Random) -> Tally:
@@ -102,7 +143,7 @@ async def run(server: Running, jobs: list[Job], num_requests: int, rng: random.R
 
 async def ask(http: httpx.AsyncClient, job: Job, rng: random.Random, tally: Tally) -> None:
     """Ask one job, whole or streamed, and perhaps give it up."""
-    body = job.body | {"stream": rng.random() < 0.6, "speculation": {"mode": rng.choice(["auto", "off"])}}
+    body = job.body | {"stream": rng.random() < 0.6, "speculation": {"mode": rng.choice(MODES)}}
     patience = rng.randint(0, 8) if rng.random() < ABORTED_SHARE else None
     if body["stream"]:
         answer = await streamed(http, job.path, body, patience)
@@ -137,9 +178,12 @@ async def streamed(
 
 
 def text_of(choice: dict[str, Any]) -> str:
+    """Text and calls of a choice, or of a piece of one."""
     if "text" in choice:
         return str(choice["text"])
-    return (choice.get("message") or choice["delta"]).get("content") or ""
+    message = choice.get("message") or choice["delta"]
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    return (message.get("content") or "") + "".join(f.get("name", "") + f.get("arguments", "") for f in functions)
 
 
 def soak(folder: Path, num_requests: int, seed: int = 0) -> Tally:

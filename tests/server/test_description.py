@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-from collections import Counter
 from typing import Any
 
 import httpx
@@ -21,8 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from aquiline.server.protocol.answers import ChatCompletion, Completion
-from aquiline.server.protocol.chat import ChatBody
-from aquiline.server.protocol.completions import CompletionBody
+from tests.server.fuzz import fuzz
 from tests.server.serving import QUESTION, Running
 
 CHECKS: list[Any] = [
@@ -84,52 +81,6 @@ def test_anything_made_of_the_description_is_answered_as_described(server: Runni
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-JUNK: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    1,
-    2**63,
-    10**30,
-    1e308,
-    -0.5,
-    "",
-    "a",
-    "\ud800",
-    "\0",
-    "鷹" * 50,
-    [],
-    [[]],
-    [None],
-]
-JUNK += [{}, {"a": {}}, [0], [-1], ["a", 1], [[1], "a"], {"type": "function"}, {"role": "user"}, [{"role": "tool"}]]
-
-
-def random_body(rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """A body that would be answered, with up to four fields set to something else."""
-    is_chat = rng.random() < 0.5
-    body: dict[str, Any] = {"messages": QUESTION} if is_chat else {"prompt": "a"}
-    body |= {"max_tokens": 2, "stream": rng.random() < 0.3}
-    fields = list(ChatBody.model_fields if is_chat else CompletionBody.model_fields)
-    for name in rng.sample([*fields, "unknown"], rng.choice([1, 1, 1, 2, 4])):
-        if name not in ("max_tokens", "max_completion_tokens") or rng.random() < 0.1:
-            body[name] = rng.choice(JUNK) if rng.random() < 0.7 else None
-    return ("/v1/chat/completions" if is_chat else "/v1/completions"), body
-
-
 def test_random_bodies_never_fail_the_server(server: Running) -> None:
-    rng = random.Random(0)
-    statuses: Counter[int] = Counter()
-    with server.http() as http:
-        for _ in range(NUM_RANDOM_BODIES):
-            path, body = random_body(rng)
-            content = json.dumps(body).encode()
-            response = http.post(path, content=content, headers={"Content-Type": "application/json"})
-            statuses[response.status_code] += 1
-            assert response.status_code in (200, 400, 404), (path, body, response.text)
-            if response.status_code != 200:
-                assert response.json()["error"]["message"]
-            assert '"server_error"' not in response.text, (path, body)
-        assert http.get("/health").status_code == 200
+    statuses = fuzz(server, NUM_RANDOM_BODIES)
     assert min(statuses[200], statuses[400]) > NUM_RANDOM_BODIES // 12

@@ -1,0 +1,153 @@
+"""Connections that take their time: a request has to arrive soon, and nobody keeps others out by sending none.
+
+    opened, or a request begins --------> its last byte is here --> answered --> idle --> the next begins
+      ^ waiting: at most so many seconds                                          ^ waiting, as long as uvicorn allows
+
+At most so many connections are open. One more closes the one that has been waiting for the longest time; where none
+waits, because all are being answered, the new one is turned away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from aquiline.server.errors import Failure, late_failure
+from aquiline.server.settings import ServerSettings
+
+# A body that is late is answered by the application; its connection is closed here where that does not help.
+SECONDS_TO_ANSWER = 1.0
+
+
+class ConnectionLimits:
+    """What the connections of one server share.
+
+    Attributes:
+        waiting: connections of which nobody waits for an answer, the longest first.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.max_connections = settings.max_connections
+        self.seconds = settings.request_body_timeout
+        self.waiting: dict[TimedProtocol, None] = {}
+
+
+class TimedProtocol(HttpToolsProtocol):
+    """HTTP on one connection, by uvicorn, with a time for requests to arrive."""
+
+    def __init__(self, limits: ConnectionLimits, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._limits = limits
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_begun = False
+        self._has_head = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            longest = next(iter(self._limits.waiting), None)
+            if longest is None:
+                self._turn_away(
+                    Failure(503, "too many connections are open; ask again later", "server_busy_error",
+                            code="too_many_connections", headers={"Retry-After": "1"})
+                )  # fmt: skip
+                return
+            longest.leave()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request is here."""
+        super().on_message_begin()
+        self._has_begun, self._has_head = True, False
+        self._wait()
+
+    def on_headers_complete(self) -> None:
+        """All but the body of a request is here."""
+        super().on_headers_complete()
+        self._has_head = True
+
+    def on_message_complete(self) -> None:
+        """The last byte of a request is here."""
+        super().on_message_complete()
+        self._has_begun = self._has_head = False
+        self._stop_waiting()
+        if self.cycle.response_complete:
+            # It was answered before it was here, and uvicorn has stopped to look after the connection.
+            self._wait()
+
+    def on_response_complete(self) -> None:
+        """A request is answered; the next one may take its time to begin."""
+        super().on_response_complete()
+        if self._is_waiting and not self.transport.is_closing():
+            self._limits.waiting[self] = None
+
+    def leave(self) -> None:
+        """Make room for others."""
+        if self._is_being_read:
+            self._turn_away(late_failure(self._limits.seconds))
+        else:
+            self._stop_waiting()
+            self.transport.close()
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether no answer is due on this connection."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def _is_being_read(self) -> bool:
+        """Whether a request has begun of which the application knows nothing."""
+        return self._has_begun and not self._has_head
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether an earlier request is still being answered, or this one waits behind it: no fault of the client."""
+        return bool(self.pipeline) or (not self._has_head and not self._is_waiting)
+
+    def _wait(self) -> None:
+        self._stop_waiting()
+        if self._is_waiting:
+            self._limits.waiting[self] = None
+        if self._limits.seconds:
+            self._timer = self.loop.call_later(self._limits.seconds, self._expire)
+
+    def _stop_waiting(self) -> None:
+        self._limits.waiting.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._is_busy:
+            self._wait()
+        elif self._has_head:
+            self._timer = self.loop.call_later(SECONDS_TO_ANSWER, self.transport.abort)
+        else:
+            self.leave()
+
+    def _turn_away(self, failure: Failure) -> None:
+        """Answer before there is a request that the application could answer."""
+        self._stop_waiting()
+        body = orjson.dumps(failure.body)
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | dict(failure.headers)).items())
+        status = {408: "408 Request Timeout", 503: "503 Service Unavailable"}[failure.status]
+        self.transport.write(f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + body)
+        self.transport.close()
+
+
+def protocol_factory(settings: ServerSettings) -> Any:
+    """What uvicorn makes the protocol of each connection with."""
+    return functools.partial(TimedProtocol, ConnectionLimits(settings))
