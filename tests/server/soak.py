@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ from tests.server.serving import Running, toy_llm, toy_server, write_toy
 
 NUM_CONCURRENT = 12
 ABORTED_SHARE = 0.1
-NUM_BLOCKS = 34
+BLOCK_SIZE = 4
+# Beside those that the longest request needs.
+SPARE_BLOCKS = 6
 TEXTS = (
     "The eagle flies over the sea",
     "over the sea",
@@ -63,11 +65,13 @@ class Job:
 
     Attributes:
         expected: text and finish reason of every choice.
+        num_tokens: most tokens of the prompt and an answer.
     """
 
     path: str
     body: dict[str, Any]
     expected: list[tuple[str, str]]
+    num_tokens: int
 
 
 @dataclass
@@ -95,14 +99,19 @@ def make_jobs(llm: LLM, num_jobs: int, rng: random.Random) -> list[Job]:
         extras: dict[str, Any] = {"logprobs": 1} if rng.random() < 0.2 else {}
         if rng.random() < 0.5:
             output = llm.generate(text, params)[0]
-            jobs.append(Job("/v1/completions", {"prompt": text} | settings | form | extras, expected_of(output)))
+            jobs.append(job_of("/v1/completions", {"prompt": text} | settings | form | extras, output))
         else:
             messages = [{"role": "user", "content": text}]
             output = llm.chat(messages, params)[0]
             extras = {"logprobs": True} if extras else {}
             body = {"messages": messages, "aquiline": True} | settings | form | extras
-            jobs.append(Job("/v1/chat/completions", body, expected_of(output)))
+            jobs.append(job_of("/v1/chat/completions", body, output))
     return jobs
+
+
+def job_of(path: str, body: dict[str, Any], output: RequestOutput) -> Job:
+    """The job whose answer is that of the model alone."""
+    return Job(path, body, expected_of(output), len(output.prompt_token_ids) + body["max_tokens"])
 
 
 def expected_of(output: RequestOutput) -> list[tuple[str, str]]:
@@ -118,12 +127,14 @@ def calling_job(llm: LLM, seed: int, rng: random.Random) -> Job:
     shown = template_tools(checked.tools or (), True)
     prompt = ToolPrompts(llm.tokenizer, "auto").encode(messages, shown, True)
     params = SamplingParams(**settings, guided=GuidedParams(json_schema=call_schema(checked)))
-    [(text, reason)] = expected_of(llm.generate([prompt], params)[0])
+    output = llm.generate([prompt], params)[0]
+    [(text, reason)] = expected_of(output)
     parser = Llama3Parser({"fly"})
     events = [*parser.push(text), *parser.finish()]
     told = "".join(event.name if isinstance(event, CallEvent) else event.text for event in events)
     is_call = any(isinstance(event, CallEvent) for event in events)
-    return Job("/v1/chat/completions", body, [(told, "tool_calls" if is_call and reason == "stop" else reason)])
+    expected = [(told, "tool_calls" if is_call and reason == "stop" else reason)]
+    return replace(job_of("/v1/chat/completions", body, output), expected=expected)
 
 
 async def run(server: Running, jobs: list[Job], num_requests: int, rng: random.Random) -> Tally:
@@ -151,6 +162,7 @@ async def ask(http: httpx.AsyncClient, job: Job, rng: random.Random, tally: Tall
         seconds = None if patience is None else 0.002 * patience
         try:
             response = await asyncio.wait_for(http.post(job.path, json=body), seconds)
+            assert response.status_code == 200, response.text
             answer = [(text_of(choice), choice["finish_reason"]) for choice in response.json()["choices"]]
         except TimeoutError:
             answer = None
@@ -166,6 +178,7 @@ async def streamed(
     texts, reasons = [""] * body["n"], [""] * body["n"]
     num_lines = 0
     async with http.stream("POST", path, json=body) as response:
+        assert response.status_code == 200, (await response.aread()).decode()
         async for line in response.aiter_lines():
             num_lines += 1
             if patience is not None and num_lines > patience:
@@ -190,7 +203,8 @@ def soak(folder: Path, num_requests: int, seed: int = 0) -> Tally:
     """A whole run on the toy model in `folder`; what must hold at its end is checked by `toy_server`."""
     rng = random.Random(seed)
     jobs = make_jobs(toy_llm(folder, "off"), min(60, 8 + num_requests // 5), rng)
-    llm = toy_llm(folder, num_blocks=NUM_BLOCKS)
+    most_blocks = -(-max(job.num_tokens for job in jobs) // BLOCK_SIZE)
+    llm = toy_llm(folder, num_blocks=most_blocks + SPARE_BLOCKS)
     with toy_server(llm) as server:
         tally = asyncio.run(run(server, jobs, num_requests, rng))
     tally.counts["preempted"] = llm.engine.scheduler.num_preemptions
