@@ -6,18 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from aquiline.engine.schema_values import fits_type, json_key
+
 Schema = Mapping[str, Any]
-
-
-def fits_type(value: object, name: str) -> bool:
-    """Whether a value of JSON is of a type."""
-    if name == "integer":
-        return isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer()
-    kinds = {"string": str, "number": (int, float), "boolean": bool, "array": list, "object": dict}
-    if name == "null":
-        return value is None
-    is_flag = isinstance(value, bool)
-    return isinstance(value, kinds[name]) and (name == "boolean" or not is_flag)  # type: ignore[arg-type]
 
 
 def are_exclusive(schemas: Sequence[Schema], definitions: Mapping[str, Schema]) -> bool:
@@ -36,7 +27,7 @@ def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
 
 def _exclude_each_other(one: Schema, other: Schema, definitions: Mapping[str, Schema]) -> bool:
     if "enum" in one and "enum" in other:
-        return not any(value in other["enum"] for value in one["enum"])
+        return _share_no_value(one["enum"], other["enum"])
     if "enum" in other:
         one, other = other, one
     if "type" not in other:
@@ -58,4 +49,8 @@ def _exclude_each_other(one: Schema, other: Schema, definitions: Mapping[str, Sc
 
 def _exclude_values(one: Schema, other: Schema, definitions: Mapping[str, Schema]) -> bool:
     one, other = _resolved(one, definitions), _resolved(other, definitions)
-    return "enum" in one and "enum" in other and not any(value in other["enum"] for value in one["enum"])
+    return "enum" in one and "enum" in other and _share_no_value(one["enum"], other["enum"])
+
+
+def _share_no_value(some: Sequence[object], others: Sequence[object]) -> bool:
+    return set(map(json_key, some)).isdisjoint(map(json_key, others))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from aquiline.engine.schema_limits import Schema, escaped, refuse
+from aquiline.engine.schema_values import are_equal
 
 ANNOTATIONS = {
     *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
@@ -70,14 +70,14 @@ def merged(node: Schema, path: str) -> Schema:
                 whole[keyword] = _both(whole.get(keyword, value), value, keyword, place)
     for holder in holders:
         is_open = holder.get("additionalProperties", True) is True
-        if not is_open and holder.get("properties", {}) != whole.get("properties", {}):
+        if not is_open and not are_equal(holder.get("properties", {}), whole.get("properties", {})):
             refuse(f"{path}/allOf", "additionalProperties would count each part's own properties alone")
     return whole
 
 
 def _both(one: object, other: object, keyword: str, place: str) -> object:
     """What a keyword says that says one thing here and another there."""
-    if json.dumps(one) == json.dumps(other):
+    if are_equal(one, other):
         return one
     if keyword == "required" and isinstance(one, list) and isinstance(other, list):
         return [*one, *other]

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from aquiline.engine.regex_parser import Regex, parse_regex
-from aquiline.engine.schema_exclusive import are_exclusive, fits_type
+from aquiline.engine.schema_exclusive import are_exclusive
 from aquiline.engine.schema_keywords import ANNOTATIONS, KEYWORDS, KNOWN, TYPES, check_keyword, merged
 from aquiline.engine.schema_limits import LARGEST_INTEGER, Schema, escaped, limits, number_limits, refuse, shown
 from aquiline.engine.schema_strings import FORMATS, format_regex, in_json, other_names
+from aquiline.engine.schema_values import are_equal, fits_type
 
 MAX_SCHEMAS = 2000
 MAX_DEPTH = 64
@@ -134,7 +135,7 @@ class _Reader:
         if not isinstance(values, list) or not values:
             refuse(f"{path}/{keyword}", "it must be a list of at least one value")
         if "const" in node:
-            values = [value for value in values if value == node["const"] and type(value) is type(node["const"])]
+            values = [value for value in values if are_equal(value, node["const"])]
         if "type" in node:
             types = self._types(node["type"], f"{path}/type")
             values = [value for value in values if any(fits_type(value, name) for name in types)]
@@ -154,7 +155,7 @@ class _Reader:
             for index, branch in enumerate(branches):
                 if (
                     not isinstance(branch, Mapping)
-                    or branch.get("type", node["type"]) != node["type"]
+                    or not are_equal(branch.get("type", node["type"]), node["type"])
                     or "$ref" in branch
                 ):
                     refuse(f"{path}/type", f"it stands beside {keyword}; write it into each alternative")

@@ -47,6 +47,12 @@ SCHEMAS: dict[str, Any] = {
     "const": {"const": {"a": [1, {}]}},
     "any of": {"anyOf": [INTEGER, {"type": "string", "maxLength": 2}, closed(a=INTEGER)]},
     "one of types": {"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 3}, {"enum": [None, True]}]},
+    "one of what Python takes for one": {"oneOf": [{"const": 1}, {"const": True}, {"const": [0]}, {"const": [False]}]},
+    "one of tagged by what Python takes for one": {
+        "oneOf": [closed(kind={"const": 1.0}, x=INTEGER), closed(kind={"const": True}, x={"type": "boolean"})]
+    },
+    "enum beside const": {"enum": [1.0, True, "1"], "const": 1},
+    "all of equals": {"allOf": [{"type": "integer", "minimum": 1, "maximum": 5}, {"minimum": 1.0}]},
     "one of tagged": {
         "oneOf": [closed(kind={"const": "a"}, x=INTEGER), closed(kind={"const": "b"}, x={"type": "boolean"})],
         "discriminator": {"propertyName": "kind"},
@@ -180,6 +186,10 @@ def test_whitespace_is_as_asked(whitespace: Any) -> None:
         ({"anyOf": [INTEGER], "minimum": 3}, "#/minimum"),
         ({"oneOf": [INTEGER, {"type": "number"}]}, "#/oneOf"),
         ({"oneOf": [closed(a=INTEGER), closed(a=INTEGER)]}, "#/oneOf"),
+        ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "#/oneOf"),
+        ({"oneOf": [{"enum": [{"a": [1]}, 5]}, {"const": {"a": [1.0]}}]}, "#/oneOf"),
+        ({"enum": [1, "1"], "const": True}, "#/enum"),
+        ({"allOf": [{"const": 1}, {"const": True}]}, "#/allOf/1/const"),
         ({"allOf": [{"minimum": 1}, {"minimum": 2}]}, "#/allOf/1/minimum"),
         ({"properties": 1.5, "allOf": [{"properties": {}}]}, "#/allOf/0/properties"),
         ({"required": ["a"], "allOf": [{"required": None}]}, "#/allOf/0/required"),

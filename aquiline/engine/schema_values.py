@@ -1,0 +1,33 @@
+"""Values of JSON: which are of a type, and which are one value."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import cast
+
+
+def fits_type(value: object, name: str) -> bool:
+    """Whether a value of JSON is of a type."""
+    if name == "integer":
+        return isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer()
+    kinds = {"string": str, "number": (int, float), "boolean": bool, "array": list, "object": dict}
+    if name == "null":
+        return value is None
+    is_flag = isinstance(value, bool)
+    return isinstance(value, kinds[name]) and (name == "boolean" or not is_flag)  # type: ignore[arg-type]
+
+
+def json_key(value: object) -> Hashable:
+    """Equal for values that JSON schemas count as one: 1 and 1.0 are, 1 and true are not, though Python says so."""
+    if isinstance(value, Mapping):
+        return "object", frozenset((name, json_key(part)) for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return "array", tuple(map(json_key, value))
+    if isinstance(value, bool):
+        return "boolean", value
+    return cast(Hashable, value)
+
+
+def are_equal(one: object, other: object) -> bool:
+    """Whether JSON schemas count two values as one."""
+    return json_key(one) == json_key(other)
