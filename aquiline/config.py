@@ -216,7 +216,7 @@ class GrammarConfig:
     """What a guide may cost: beyond these limits it is refused, or its request ended, so that others never wait.
 
     Attributes:
-        max_compile_seconds: most processor time that an EBNF grammar, or another large guide, may take to compile.
+        max_compile_seconds: most processor time that a guide that is not small may take to compile.
         max_compile_mb: most memory that it may take meanwhile, in MiB.
         max_mask_ms: a request whose masks take more processor time than that in one step is aborted.
     """

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import os
+import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy
 from numpy.typing import NDArray
 
 from aquiline.config import GrammarConfig
-from aquiline.engine.grammar_rehearsal import rehearse
-from aquiline.engine.regex_automaton import regex_rules
-from aquiline.engine.regex_parser import parse_regex
-from aquiline.engine.schema_reader import pattern_name, read_schema
-from aquiline.errors import InternalError, InvalidParameterError
+from aquiline.engine.grammar_process import GuideProcesses
+from aquiline.engine.grammar_text import GuideText, grammar_text, not_understood
+from aquiline.engine.regex_automaton import SMALL, WorkLimitError
+from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
 
 if TYPE_CHECKING:
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 VocabularyFactory = Callable[[], Sequence[bytes]]
 MaskArray = NDArray[numpy.int32]
 
-MAX_WHITESPACE = 64
-MANY_RULES = 300
-MANY_CHARACTERS = 2**18
+# What is smaller than all of these is read within milliseconds and compiled within a second.
+SMALL_SOURCE_CHARACTERS = 2**13
+SMALL_TEXT_CHARACTERS = 2**15
+SMALL_NUM_STATES = 256
+NICENESS = 5
 MAX_KEPT = 256
 MAX_CHAIN = 32
 MAX_KEPT_BYTES = 2**28
-ANY_OBJECT = '{"type": "object"}'
 
 
 def mask_words(vocab_size: int) -> int:
@@ -136,11 +138,12 @@ class CompiledGrammar:
         self._compiled = compiled
         self._eos_token_ids = eos_token_ids
         self._vocabulary = vocabulary
+        self._num_bytes = compiled.memory_size_bytes
 
     @property
     def num_bytes(self) -> int:
-        """Memory it takes, about."""
-        return self._compiled.memory_size_bytes
+        """Memory it took at first, about."""
+        return self._num_bytes
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an output."""
@@ -169,46 +172,64 @@ class GrammarCompiler:
         self._config = config or GrammarConfig()
         self._lock = Lock()
         self._vocabulary: tuple[bytes, ...] = ()
+        self._processes: GuideProcesses | None = None
         self._compilers: dict[bool, xgrammar.GrammarCompiler] = {}
         self._kept: dict[GuidedParams, Future[CompiledGrammar]] = {}
+        # Those that somebody holds, kept or not.
+        self._held: WeakValueDictionary[GuidedParams, CompiledGrammar] = WeakValueDictionary()
 
     def compile(self, guided: GuidedParams) -> CompiledGrammar:
         """The grammar of a guide; waits while it is compiled, here or for another caller.
 
+        As long as the caller holds it, asking again costs nothing.
+
         Raises:
-            InvalidParameterError: a guide that is not understood, or a model that has no end-of-sequence id.
+            InvalidParameterError: a guide that is not understood or takes too much, or a model that has no
+                end-of-sequence id.
         """
         with self._lock:
+            held = self._held.get(guided)
+            if held is not None:
+                return held
             future = self._kept.pop(guided, None)
             is_new = future is None
             # Behind all others: what was asked for longest ago stands first, and goes first.
             future = self._kept[guided] = future or Future()
             if is_new:
-                # Only then: how much memory a large grammar takes is slow to tell.
                 self._drop_some()
         if is_new:
             try:
-                future.set_result(self._compile(guided))
+                compiled = self._compile(guided)
             except BaseException as error:
                 with self._lock:
                     self._kept.pop(guided, None)
                 future.set_exception(error)
                 raise
+            with self._lock:
+                self._held[guided] = compiled
+            future.set_result(compiled)
         return future.result()
+
+    def prepare(self) -> None:
+        """Load what every guide needs; otherwise the first one does."""
+        if not self._eos_token_ids:
+            return
+        with self._lock:
+            if not self._vocabulary:
+                listed = [*self._new_vocabulary()][: self._vocab_size]
+                self._vocabulary = (*listed, *[b""] * (self._vocab_size - len(listed)))
+        self._compiler(is_lazy=False)
 
     def _compile(self, guided: GuidedParams) -> CompiledGrammar:
         if not self._eos_token_ids:
             raise InvalidParameterError("the model has no end-of-sequence id, so a guided output could not end")
+        self.prepare()
+        guide = _small(guided) or self._processes_of_guides().read(guided)
+        compiler = self._compiler(guide.is_lazy)
         try:
-            text = grammar_text(guided)
-            has_many_rules = text.count("\n") >= MANY_RULES
-            compiler = self._prepared(has_many_rules)
-            if guided.grammar is not None or len(text) > MANY_CHARACTERS:
-                rehearse(text, self._vocabulary, tuple(sorted(self._eos_token_ids)), self._config, has_many_rules)
-            compiled = compiler.compile_grammar(text)
+            compiled = _with_low_priority(lambda: compiler.compile_grammar(guide.text))
         except RuntimeError as error:
-            reason = str(error).splitlines()[0].partition(": ")[2] or str(error)
-            raise InvalidParameterError(f"the {guided.kind} of guided is not understood: {reason}") from error
+            raise not_understood(guided, error) from error
         return CompiledGrammar(compiled, self._eos_token_ids, self._vocabulary)
 
     def _drop_some(self) -> None:
@@ -221,73 +242,52 @@ class GrammarCompiler:
             num_bytes -= ready[guided].num_bytes
             del self._kept[guided]
 
-    def _prepared(self, has_many_rules: bool) -> xgrammar.GrammarCompiler:
-        """A compiler; of many rules it computes the masks as they are needed, because few of them ever are."""
+    def _processes_of_guides(self) -> GuideProcesses:
+        with self._lock:
+            if self._processes is None:
+                self._processes = GuideProcesses(self._vocabulary, self._eos_token_ids, self._config)
+            return self._processes
+
+    def _compiler(self, is_lazy: bool) -> xgrammar.GrammarCompiler:
         import xgrammar
 
         with self._lock:
-            if not self._vocabulary:
-                listed = [*self._new_vocabulary()][: self._vocab_size]
-                self._vocabulary = (*listed, *[b""] * (self._vocab_size - len(listed)))
-            if has_many_rules not in self._compilers:
+            if is_lazy not in self._compilers:
                 info = xgrammar.TokenizerInfo(
                     [*self._vocabulary], xgrammar.VocabType.RAW, stop_token_ids=sorted(self._eos_token_ids)
                 )
-                self._compilers[has_many_rules] = xgrammar.GrammarCompiler(
-                    info, max_threads=1, cache_enabled=False, enable_dynamic_compilation=has_many_rules
+                self._compilers[is_lazy] = xgrammar.GrammarCompiler(
+                    info, max_threads=1, cache_enabled=False, enable_dynamic_compilation=is_lazy
                 )
-            return self._compilers[has_many_rules]
+            return self._compilers[is_lazy]
 
 
 def _is_ready(future: Future[CompiledGrammar]) -> bool:
     return future.done() and future.exception() is None
 
 
-def grammar_text(guided: GuidedParams) -> str:
-    """A guide as EBNF.
+def _small(guided: GuidedParams) -> GuideText | None:
+    """The EBNF of a guide that certainly takes little; None: it may take more, in time, memory, or for each mask.
 
-    Raises:
-        InvalidParameterError: it asks for what no grammar can follow, with the place.
-        RuntimeError: xgrammar does not understand it.
+    Texts of EBNF may have many ways to be read, so none of them is.
     """
-    if guided.grammar is not None:
-        return guided.grammar
-    if guided.regex is not None:
-        regex = parse_regex(guided.regex, "the regex")
-        return "\n".join(("root ::= text0", *regex_rules(regex.whole(), "regex", "text")))
-    if guided.choice is not None:
-        return "root ::= " + " | ".join(map(_literal, guided.choice))
-    return _json_grammar(guided)
+    if guided.grammar is not None or len(guided.source) > SMALL_SOURCE_CHARACTERS:
+        return None
+    try:
+        guide = grammar_text(guided, SMALL)
+    except WorkLimitError:
+        return None
+    is_small = len(guide.text) <= SMALL_TEXT_CHARACTERS and guide.num_states <= SMALL_NUM_STATES
+    return guide if is_small else None
 
 
-def _json_grammar(guided: GuidedParams) -> str:
-    import xgrammar
-
-    read = read_schema(ANY_OBJECT if guided.json_object else guided.source)
-    schema = json.dumps(read.schema, ensure_ascii=False)
-    if guided.whitespace == "any":
-        converted = xgrammar.Grammar.from_json_schema(schema, any_whitespace=True, max_whitespace_cnt=MAX_WHITESPACE)
-    else:
-        converted = xgrammar.Grammar.from_json_schema(schema, any_whitespace=False)
-    text = str(converted)
-    rules = []
-    for number, regex in enumerate(read.texts):
-        stands_for = f'Regex("{pattern_name(number)}", json_string=true)'
-        if pattern_name(number) not in text:
-            continue  # Nothing that the schema allows is written by it, such as a key of an object that has none.
-        rules += regex_rules(regex, "JSON schema's pattern", f"text_{number}_")
-        if stands_for not in text:
-            raise InternalError(f"xgrammar's conversion of a JSON schema has no rule {stands_for}; its version is new")
-        text = text.replace(stands_for, f"text_{number}_0")
-    return "\n".join((text, *rules))
+def _with_low_priority(compile_it: Callable[[], xgrammar.CompiledGrammar]) -> xgrammar.CompiledGrammar:
+    """Compile on a thread that leaves the processors to others; xgrammar releases the interpreter meanwhile."""
+    with ThreadPoolExecutor(1, "compile-grammar", _lower_priority) as thread:
+        return thread.submit(compile_it).result()
 
 
-def _literal(text: str) -> str:
-    """A text as EBNF writes it."""
-    return '"' + "".join(map(_literal_character, text)) + '"'
-
-
-def _literal_character(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    return character if character.isprintable() else f"\\U{ord(character):08x}"
+def _lower_priority() -> None:
+    if sys.platform == "linux":
+        # Only there a thread has a priority of its own.
+        os.setpriority(os.PRIO_PROCESS, 0, min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19))

@@ -14,8 +14,26 @@ from aquiline.engine.character_sets import CharacterSet
 from aquiline.engine.regex_parser import Alternatives, Characters, Regex, Repeated, Sequenced
 from aquiline.errors import InvalidParameterError
 
-MAX_PLACES = 50_000
-MAX_WORK = 500_000
+
+@dataclass(frozen=True, slots=True)
+class RegexLimits:
+    """How large an automaton may become.
+
+    Attributes:
+        num_places: parts of the expression, written out without counts.
+        work: places that states stand for and lead to, all together.
+    """
+
+    num_places: int
+    work: int
+
+
+LARGE = RegexLimits(num_places=50_000, work=500_000)
+SMALL = RegexLimits(num_places=2_000, work=20_000)
+
+
+class WorkLimitError(InvalidParameterError):
+    """An automaton larger than its limits; larger limits might do."""
 
 
 @dataclass
@@ -23,13 +41,14 @@ class _Places:
     """The expression as a graph: a place has one character to the next place, or goes on to others without one."""
 
     kind: str
+    most: int
     characters: list[CharacterSet | None] = field(default_factory=list)
     targets: list[list[int]] = field(default_factory=list)
 
     def add(self, characters: CharacterSet | None, targets: list[int]) -> int:
-        if len(self.targets) == MAX_PLACES:
-            raise InvalidParameterError(
-                f"the {self.kind} is too large: written out without counts it has more than {MAX_PLACES} parts"
+        if len(self.targets) == self.most:
+            raise WorkLimitError(
+                f"the {self.kind} is too large: written out without counts it has more than {self.most} parts"
             )
         self.characters.append(characters)
         self.targets.append(targets)
@@ -59,13 +78,26 @@ class _Places:
             start = self.build(regex.part, start)
         return start
 
-    def closure(self, places: Sequence[int]) -> frozenset[int]:
+    def keep_live(self, end: int) -> None:
+        """Leave out the ways to places from where the end cannot be reached."""
+        sources: list[list[int]] = [[] for _ in self.targets]
+        for place, targets in enumerate(self.targets):
+            for target in targets:
+                sources[target].append(place)
+        live, waiting = {end}, [end]
+        while waiting:
+            fresh = [source for source in sources[waiting.pop()] if source not in live]
+            live.update(fresh)
+            waiting += fresh
+        self.targets = [[target for target in targets if target in live] for targets in self.targets]
+
+    def closure(self, places: Sequence[int], end: int) -> frozenset[int]:
         """Those places with a character, and the end, that are reached without one."""
         found: set[int] = set()
         waiting, seen = list(places), set(places)
         while waiting:
             place = waiting.pop()
-            if self.characters[place] is not None or not self.targets[place]:
+            if place == end or (self.characters[place] is not None and self.targets[place]):
                 found.add(place)
                 continue
             fresh = [target for target in self.targets[place] if target not in seen]
@@ -74,26 +106,31 @@ class _Places:
         return frozenset(found)
 
 
-def regex_rules(regex: Regex, kind: str, name: str) -> list[str]:
+def regex_rules(regex: Regex, kind: str, name: str, limits: RegexLimits = LARGE) -> list[str]:
     """EBNF of the texts that an expression matches, one rule per state; the rule `name`0 matches a whole text.
 
     Args:
         kind: what it is, for messages.
 
     Raises:
-        InvalidParameterError: too large an automaton.
+        WorkLimitError: too large an automaton.
+        InvalidParameterError: nothing matches.
     """
-    places = _Places(kind)
+    places = _Places(kind, limits.num_places)
     end = places.add(None, [])
-    start = places.closure([places.build(regex, end)])
+    first = places.build(regex, end)
+    places.keep_live(end)
+    start = places.closure([first], end)
+    if not start:
+        raise InvalidParameterError(f"the {kind} asks for characters that cannot be written, so that no text fits it")
     numbers = {start: 0}
     waiting, rules, work = [start], [], 0
     while waiting:
         state = waiting.pop()
-        steps = _steps(places, state)
+        steps = _steps(places, state, end)
         work += len(state) + sum(len(target) for _, target in steps)
-        if work > MAX_WORK:
-            raise InvalidParameterError(
+        if work > limits.work:
+            raise WorkLimitError(
                 f"the {kind} is too large: it can stand in too many places at once; use fewer or smaller counts, and"
                 " alternatives that begin with different characters"
             )
@@ -109,13 +146,13 @@ def regex_rules(regex: Regex, kind: str, name: str) -> list[str]:
     return rules
 
 
-def _steps(places: _Places, state: frozenset[int]) -> list[tuple[tuple[int, int], frozenset[int]]]:
+def _steps(places: _Places, state: frozenset[int], end: int) -> list[tuple[tuple[int, int], frozenset[int]]]:
     """Where each interval of characters leads, intervals rising and disjoint."""
     # At each edge some places begin or end to be reached.
     edges: dict[int, list[tuple[int, int]]] = {}
     for place in state:
         characters = places.characters[place]
-        if characters is None:
+        if characters is None:  # The end.
             continue
         for first, last in characters.ranges:
             edges.setdefault(first, []).append((places.targets[place][0], 1))
@@ -129,7 +166,7 @@ def _steps(places: _Places, state: frozenset[int]) -> list[tuple[tuple[int, int]
         reached = frozenset(target for target, count in counts.items() if count)
         if reached:
             if reached not in closures:
-                closures[reached] = places.closure(tuple(reached))
+                closures[reached] = places.closure(tuple(reached), end)
             steps.append(((edge, following - 1), closures[reached]))
     return steps
 

@@ -9,6 +9,7 @@ from aquiline.errors import InvalidParameterError
 
 Schema = dict[str, Any]
 LARGEST_INTEGER = 2**53
+LARGEST_DIVISOR = 1024
 
 
 def refuse(path: str, reason: str) -> NoReturn:
@@ -56,6 +57,8 @@ def number_limits(name: str, node: Schema, path: str) -> Schema:
             refuse(f"{path}/{keyword}", f"{value} lies beyond {LARGEST_INTEGER}")
     if "multipleOf" in node and (name != "integer" or not float(node["multipleOf"]).is_integer()):
         refuse(f"{path}/multipleOf", "it is understood for integers, as an integer; give an enum or a pattern")
+    if "multipleOf" in node and not 1 <= node["multipleOf"] <= LARGEST_DIVISOR:
+        refuse(f"{path}/multipleOf", f"{node['multipleOf']} must be an integer from 1 to {LARGEST_DIVISOR}")
     if "multipleOf" in node and len(node) > 1:
         refuse(f"{path}/multipleOf", "it stands beside limits; give an enum")
     if name == "number":

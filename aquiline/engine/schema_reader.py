@@ -36,10 +36,12 @@ class ReadSchema:
     Attributes:
         schema: with `pattern_name(i)` where a text must match `texts[i]`.
         texts: as they stand between quotes.
+        is_recursive: parts of it are referred to, so they may lead to each other.
     """
 
     schema: Schema
     texts: tuple[Regex, ...]
+    is_recursive: bool
 
 
 def pattern_name(number: int) -> str:
@@ -69,7 +71,7 @@ class _Reader:
         if self._definitions:
             # A reference beside definitions is a form that the converter knows, and so is this.
             schema = {"anyOf": [schema], "$defs": self._definitions}
-        return ReadSchema(schema, tuple(self._texts))
+        return ReadSchema(schema, tuple(self._texts), bool(self._definitions))
 
     def _schema(self, node: object, path: str, depth: int) -> Schema:
         self._num_schemas += 1

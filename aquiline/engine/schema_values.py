@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import cast
 
 
 def fits_type(value: object, name: str) -> bool:
@@ -25,7 +24,7 @@ def json_key(value: object) -> Hashable:
         return "array", tuple(map(json_key, value))
     if isinstance(value, bool):
         return "boolean", value
-    return cast(Hashable, value)
+    return value
 
 
 def are_equal(one: object, other: object) -> bool:

@@ -63,6 +63,8 @@ def served_by(llm: LLM, model: str, settings: ServerSettings, version: str) -> S
     limits = PromptLimits(llm.engine.scheduler.max_request_tokens, llm.models.target.config.vocab_size)
     tool_prompts = ToolPrompts(llm.tokenizer, settings.tool_format)
     assert llm.engine.grammars is not None, "an LLM has a tokenizer, and so a vocabulary"
+    # Otherwise the first guided request would hold up all others: what it loads needs the interpreter for a while.
+    llm.engine.grammars.prepare()
     name = settings.served_model_name or model
     return Served(llm, name, limits, f"aquiline-{version}", tool_prompts, llm.engine.grammars.compile)
 

@@ -39,7 +39,8 @@ from aquiline.server.tools.llama3 import Llama3Parser
 from aquiline.server.tools.prompt import ToolPrompts
 from aquiline.tokenizer import Tokenizer
 
-NUM_COMPILERS = 2
+# They wait more than they work: what is large is compiled elsewhere, and small forms must not wait for it.
+NUM_COMPILERS = 256
 
 
 class ServedLLM(Protocol):
@@ -59,7 +60,8 @@ class Served:
     Attributes:
         name: what clients call it.
         fingerprint: of this version.
-        compile_guided: prepares the engine for a constraint; raises InvalidParameterError for one it cannot take.
+        compile_guided: prepares the engine for a constraint, which knows it as long as the caller holds what this
+            returns; raises InvalidParameterError for one it cannot take.
     """
 
     llm: ServedLLM
@@ -164,20 +166,24 @@ class Service:
     def _head(self, prefix: str, kind: str, chunk_kind: str) -> AnswerHead:
         return AnswerHead(new_id(prefix), kind, chunk_kind, self.served.name, self.served.fingerprint)
 
-    async def _compile(self, guided: GuidedParams) -> None:
-        """Prepare the engine for a constraint. Few threads do nothing else, so that slow ones delay no other work."""
+    async def _compile(self, guided: GuidedParams) -> object:
+        """Prepare the engine for a constraint; it knows it as long as the caller holds what this returns.
+
+        Threads do nothing else, so that slow ones delay no other work.
+        """
         compiling = asyncio.get_running_loop().run_in_executor(self._compilers, self.served.compile_guided, guided)
         try:
-            await asyncio.wait_for(compiling, self._settings.request_timeout or None)
+            return await asyncio.wait_for(compiling, self._settings.request_timeout or None)
         except TimeoutError:
             raise RequestTimeoutError("the form of the answer takes too long to compile; simplify it") from None
 
     async def _answer(self, ask: Ask, request: Request) -> Response:
         guided = ask.requests[0].params.guided
-        if guided is not None:
-            await unless_gone(request.receive, self._compile(guided))
+        grammar = None if guided is None else await unless_gone(request.receive, self._compile(guided))
         asked = self.client.submit(ask.requests, self._settings.request_timeout)
         submission = await unless_gone(request.receive, asked)
+        # From here on the engine holds it.
+        del grammar
         record: RequestRecord = request.state.record
 
         def close() -> None:

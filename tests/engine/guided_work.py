@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from aquiline.engine.engine import Engine, EngineModels
+from aquiline.engine.grammar import GrammarCompiler
 from aquiline.guided import GuidedParams
 from aquiline.models.eagle import EagleModel
 from aquiline.models.llama import LlamaModel
@@ -68,9 +69,21 @@ def guided_draft(draft_vocab_size: int) -> EagleModel:
     return tiny_draft(target, tiny_eagle_config(target.config, draft_vocab_size=draft_vocab_size))
 
 
+@cache
+def shared_compiler() -> GrammarCompiler:
+    """A compiler that has one process for all tests."""
+    return GrammarCompiler(lambda: VOCABULARY, VOCAB, frozenset((EOS,)))
+
+
+def share_compiler(engine: Engine) -> Engine:
+    """Have an engine over the vocabulary use it."""
+    engine.grammars = engine.guidance._compiler = shared_compiler()
+    return engine
+
+
 def guided_engine(settings: TinySettings, draft_vocab_size: int = VOCAB - 10) -> Engine:
     """An engine that can be guided."""
     models = EngineModels(
         guided_target(), guided_draft(draft_vocab_size), new_decoder, frozenset((EOS,)), lambda: VOCABULARY
     )
-    return Engine(models, settings.engine_config())
+    return share_compiler(Engine(models, settings.engine_config()))

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from aquiline.config import GrammarConfig
 from aquiline.engine.engine import Engine, EngineModels
-from aquiline.engine.grammar import MAX_KEPT, CompiledGrammar, GrammarCompiler
+from aquiline.engine.grammar import MAX_KEPT, GrammarCompiler
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
 from aquiline.request import FinishReason, SamplingParams
-from tests.engine.guided_work import EOS, VOCAB, VOCABULARY, guided_draft, guided_engine, guided_target, new_decoder
+from tests.engine.guided_work import (
+    EOS,
+    VOCAB,
+    VOCABULARY,
+    guided_draft,
+    guided_engine,
+    guided_target,
+    new_decoder,
+)
 from tests.engine.workloads import Job, answers, assert_nothing_left, run_jobs
-from tests.tiny import TinySettings
+from tests.tiny import TinySettings, finish_all
 
 # Every text has more ways to be read than the one before it.
 AMBIGUOUS = 'root ::= s s s s "b"\ns ::= "" | "a" s | s "a"'
@@ -25,37 +33,15 @@ def compiler(**limits: float) -> GrammarCompiler:
     return GrammarCompiler(lambda: VOCABULARY, VOCAB, frozenset((EOS,)), GrammarConfig(**limits))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("grammar", "limits", "reason"),
-    [
-        ('root ::= "a" b', {}, "not understood.*b"),
-        (AMBIGUOUS, {"max_mask_ms": 0.0001}, "what may come next"),
-        ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, {}, "not understood|ends the compiler"),
-    ],
-)
-def test_a_grammar_that_cannot_be_served_is_refused(grammar: str, limits: dict[str, float], reason: str) -> None:
-    with pytest.raises(InvalidParameterError, match=reason):
-        compiler(**limits).compile(GuidedParams(grammar=grammar))
-
-
-def test_a_grammar_that_compiles_too_long_is_refused_in_time() -> None:
-    alternatives = " | ".join(f'"{n:06d}" [a-z]{{1,60}} [^{chr(97 + n % 26)}]{{1,60}}' for n in range(30_000))
-    started = time.perf_counter()
-    with pytest.raises(InvalidParameterError, match="takes more than"):
-        compiler(max_compile_seconds=0.2, max_compile_mb=2000).compile(GuidedParams(grammar=f"root ::= {alternatives}"))
-    assert time.perf_counter() - started < 60
-
-
-def test_a_choice_that_compiles_too_long_is_refused_and_a_kept_grammar_is_not_measured_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    texts = [f"{number} " + "x" * 200 for number in range(4000)]
-    with pytest.raises(InvalidParameterError, match="takes more than"):
-        compiler(max_compile_seconds=0.2).compile(GuidedParams(choice=texts))
-    keeper = compiler()
-    kept = keeper.compile(GuidedParams(choice=["a"]))
-    monkeypatch.delattr(CompiledGrammar, "num_bytes")
-    assert keeper.compile(GuidedParams(choice=["a"])) is kept
+def test_a_grammar_that_cannot_be_served_is_refused() -> None:
+    own = compiler(max_mask_ms=0.0001)
+    for grammar, reason in (
+        ('root ::= "a" b', "not understood.*b"),
+        (AMBIGUOUS, "what may come next"),
+        ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "not understood|ends the compiler"),
+    ):
+        with pytest.raises(InvalidParameterError, match=reason):
+            own.compile(GuidedParams(grammar=grammar))
 
 
 def test_a_request_whose_masks_take_too_long_ends_and_its_neighbours_go_on() -> None:
@@ -79,13 +65,30 @@ def test_many_ask_for_one_grammar_at_once_and_get_the_same() -> None:
     assert len(found) == 1
 
 
-def test_grammars_that_nobody_asked_for_lately_are_forgotten() -> None:
+def test_grammars_that_nobody_holds_nor_asked_for_lately_are_forgotten() -> None:
     own = compiler()
-    first = own.compile(GuidedParams(choice=["first"]))
+    held = own.compile(GuidedParams(choice=["held"]))
+    left = weakref.ref(own.compile(GuidedParams(choice=["left"])))
     for number in range(MAX_KEPT + 5):
         own.compile(GuidedParams(choice=[str(number)]))
     assert len(own._kept) <= MAX_KEPT + 1
-    assert own.compile(GuidedParams(choice=["first"])) is not first
+    assert left() is None
+    assert own.compile(GuidedParams(choice=["held"])) is held
+
+
+def test_a_grammar_that_is_held_is_not_compiled_again_for_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = guided_engine(TinySettings())
+    assert engine.grammars is not None
+    params = SamplingParams(temperature=0, max_tokens=5, guided=GuidedParams(choice=["ab"]))
+    held = engine.guidance.grammar_of(params)
+    engine.grammars._kept.clear()
+    monkeypatch.setattr(engine.grammars, "_compile", None)
+    engine.add_request("0", [1], params)
+    del held
+    engine.grammars._kept.clear()
+    engine.add_request("1", [1], params)
+    assert {output.outputs[0].text for output in finish_all(engine).values()} == {"ab"}
+    assert not engine.grammars._held
 
 
 @pytest.mark.parametrize(

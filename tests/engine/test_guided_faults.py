@@ -9,12 +9,12 @@ import numpy
 import pytest
 
 from aquiline.engine.engine import Engine
-from aquiline.engine.grammar import GrammarCompiler, Matcher
+from aquiline.engine.grammar import Matcher
 from aquiline.engine.guidance import MaskTable, TreeNodes, fill_tree
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
 from aquiline.request import FinishReason, Request, SamplingParams
-from tests.engine.guided_work import EOS, GUIDES, JOBS, VOCAB, VOCABULARY, guided_engine
+from tests.engine.guided_work import EOS, GUIDES, JOBS, VOCAB, VOCABULARY, guided_engine, shared_compiler
 from tests.engine.workloads import Job, answers, assert_nothing_left, run_jobs, watch_preemptions
 from tests.tiny import ScriptedDrafter, TinySettings, TokenChooser, finish_all
 
@@ -23,7 +23,7 @@ PLAIN = TinySettings(num_blocks=400)
 
 
 def matcher_of(guided: GuidedParams) -> Matcher:
-    return GrammarCompiler(lambda: VOCABULARY, VOCAB, frozenset((EOS,))).compile(guided).matcher()
+    return shared_compiler().compile(guided).matcher()
 
 
 def plain_ids(job: Job) -> tuple[int, ...]:

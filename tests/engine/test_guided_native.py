@@ -15,7 +15,7 @@ from aquiline.kernels.cpu import Threads
 from aquiline.models.loading import expected_draft_tensors
 from aquiline.models.native_eagle import NativeEagle
 from aquiline.models.native_llama import NativeLlama
-from tests.engine.guided_work import EOS, JOBS, VOCAB, VOCABULARY, new_decoder
+from tests.engine.guided_work import EOS, JOBS, VOCAB, VOCABULARY, new_decoder, share_compiler
 from tests.engine.workloads import answers, run_jobs
 from tests.models.native_models import packable_config, rounded, target_tensors
 from tests.tiny import TinySettings, random_tensors, tiny_eagle_config
@@ -40,7 +40,7 @@ def native_models(draft_vocab_size: int) -> EngineModels:
 
 
 def native_engine(settings: TinySettings, draft_vocab_size: int = 64) -> Engine:
-    return Engine(native_models(draft_vocab_size), settings.engine_config())
+    return share_compiler(Engine(native_models(draft_vocab_size), settings.engine_config()))
 
 
 @pytest.mark.parametrize("mode", ["chain:4", "tree:3x2x1", "dynamic:steps=3,topk=3,nodes=8"])

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from functools import cache
 from typing import Any
 
 import jsonschema
 import pytest
 
-from aquiline.engine.grammar import GrammarCompiler, Matcher, new_masks
+from aquiline.engine.grammar import Matcher, new_masks
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
-from tests.engine.guided_work import EOS, VOCAB, VOCABULARY
+from tests.engine.guided_work import EOS, VOCAB, VOCABULARY, shared_compiler
 
 INTEGER = {"type": "integer"}
 STRING = {"type": "string", "maxLength": 4}
@@ -96,11 +95,6 @@ SCHEMAS: dict[str, Any] = {
 }
 
 
-@cache
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler(lambda: VOCABULARY, VOCAB, frozenset((EOS,)))
-
-
 def allowed_ids(matcher: Matcher) -> list[int]:
     bits = new_masks(1, VOCAB)
     matcher.fill(bits, 0)
@@ -110,7 +104,7 @@ def allowed_ids(matcher: Matcher) -> list[int]:
 
 def random_text(guided: GuidedParams, seed: int, most_tokens: int) -> bytes | None:
     """A text that the masks lead to; None when it does not end in time."""
-    matcher = compiler().compile(guided).matcher()
+    matcher = shared_compiler().compile(guided).matcher()
     choose = random.Random(seed)
     written = b""
     for place in range(most_tokens):
@@ -215,7 +209,7 @@ def test_whitespace_is_as_asked(whitespace: Any) -> None:
 )
 def test_what_cannot_be_honoured_is_refused_with_its_path(schema: Any, place: str) -> None:
     with pytest.raises(InvalidParameterError) as refused:
-        compiler().compile(GuidedParams(json_schema=schema))
+        shared_compiler().compile(GuidedParams(json_schema=schema))
     assert f"{place}:" in str(refused.value) or f"{place} '" in str(refused.value) or f"{place}/" in str(refused.value)
 
 
@@ -224,9 +218,11 @@ def test_a_deep_schema_is_refused() -> None:
     for _ in range(200):
         schema = {"type": "array", "items": schema}
     with pytest.raises(InvalidParameterError, match="deeper"):
-        compiler().compile(GuidedParams(json_schema=schema))
+        shared_compiler().compile(GuidedParams(json_schema=schema))
 
 
 def test_references_that_lead_in_a_circle_are_refused() -> None:
     with pytest.raises(InvalidParameterError, match="not understood"):
-        compiler().compile(GuidedParams(json_schema={"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}))
+        shared_compiler().compile(
+            GuidedParams(json_schema={"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"})
+        )

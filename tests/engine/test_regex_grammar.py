@@ -10,7 +10,8 @@ import xgrammar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aquiline.engine.grammar import GrammarCompiler, grammar_text
+from aquiline.engine.grammar import GrammarCompiler
+from aquiline.engine.grammar_text import grammar_text
 from aquiline.engine.regex_automaton import regex_rules
 from aquiline.engine.regex_parser import parse_regex
 from aquiline.engine.schema_strings import FORMATS, in_json
@@ -55,7 +56,7 @@ TEXTS = st.lists(st.text("ab.cé0]\\^-", max_size=7), min_size=6, max_size=6)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(PATTERNS, TEXTS)
 def test_a_grammar_accepts_what_the_expression_matches(pattern: str, texts: list[str]) -> None:
-    grammar = byte_compiler().compile_grammar(grammar_text(GuidedParams(regex=pattern)))
+    grammar = byte_compiler().compile_grammar(grammar_text(GuidedParams(regex=pattern)).text)
     for text in texts:
         assert matches(grammar, text) == (re.fullmatch(pattern, text) is not None), text
 

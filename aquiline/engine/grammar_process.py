@@ -1,0 +1,221 @@
+"""Guides are read and tried in processes of their own, which may take no more time and memory than allowed.
+
+A guide can ask for more work than any machine has; neither reading nor compiling can be interrupted, and reading would
+hold up every thread of this process. A process begins when the first guide comes that needs one, serves one guide after
+the other, ends with this process, and is replaced when a guide has ended it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from threading import BoundedSemaphore, Lock, Timer
+from typing import IO, NoReturn, cast
+
+from aquiline.config import GrammarConfig
+from aquiline.engine.grammar_text import GuideText
+from aquiline.engine.grammar_worker import EXIT_NO_MEMORY, Finding, WorkerSetup
+from aquiline.errors import InternalError, InvalidParameterError
+from aquiline.guided import GuidedParams
+
+NUM_PROCESSES = 2
+STARTUP_SECONDS = 120.0
+# Processor time is what is limited; a busy machine may need longer for it.
+ELAPSED_PER_SECOND = 10.0
+SECONDS_TO_END = 5.0
+MAX_REFUSALS = 32
+
+
+class GuideProcesses:
+    """Reads guides elsewhere, at most `NUM_PROCESSES` at once; any thread may ask.
+
+    Args:
+        vocabulary: bytes of every token.
+        config: what a guide may take.
+    """
+
+    def __init__(self, vocabulary: Sequence[bytes], eos_token_ids: frozenset[int], config: GrammarConfig) -> None:
+        self._config = config
+        tokens = [token.decode("latin-1") for token in vocabulary]
+        self._setup = WorkerSetup(tokens, sorted(eos_token_ids), config.max_compile_seconds, config.max_compile_mb)
+        self._places = BoundedSemaphore(NUM_PROCESSES)
+        self._lock = Lock()
+        self._idle: list[_Process] = []
+        self._refusals: dict[GuidedParams, str] = {}
+        weakref.finalize(self, _end_all, self._idle)
+
+    def read(self, guided: GuidedParams) -> GuideText:
+        """A guide as EBNF that compiles within the limits.
+
+        Raises:
+            InvalidParameterError: it does not, or is not understood.
+        """
+        refusal = self._refusals.get(guided)
+        if refusal is not None:
+            raise InvalidParameterError(refusal)
+        with self._places:
+            answer = self._ask(self._process(), guided)
+            # An old process may have been ended from outside, and not by the guide.
+            if answer is None:
+                answer = self._ask(_Process(self._setup), guided)
+        assert answer is not None, "only a process that has answered before is asked in vain"
+        return self._judged(guided, answer)
+
+    def _ask(self, process: _Process, guided: GuidedParams) -> _Answer | None:
+        """What a process finds; None where it was ended from outside, before it was asked or since."""
+        is_over = Timer(STARTUP_SECONDS + ELAPSED_PER_SECOND * self._config.max_compile_seconds, process.stop)
+        is_over.daemon = True
+        is_over.start()
+        is_old = process.has_answered
+        try:
+            answer = process.ask(guided)
+        except BaseException:
+            process.end()
+            raise
+        finally:
+            is_over.cancel()
+        if answer is not None:
+            with self._lock:
+                self._idle.append(process)
+            return answer
+        code = process.ended()
+        if process.was_stopped:
+            # How much time has passed says more of the machine than of the guide: it may be asked for again.
+            raise InvalidParameterError(_too_slow(guided, self._config))
+        if is_old and code == -signal.SIGKILL:
+            return None
+        self._refuse(guided, _why(code, guided, self._config))
+
+    def _process(self) -> _Process:
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if process.is_alive:
+                    return process
+                process.end()
+        return _Process(self._setup)
+
+    def _judged(self, guided: GuidedParams, answer: _Answer) -> GuideText:
+        finding = answer.finding
+        if finding.refusal:
+            self._refuse(guided, finding.refusal)
+        if finding.mask_ms > self._config.max_mask_ms:
+            self._refuse(
+                guided,
+                f"the {guided.kind} of guided takes {finding.mask_ms:.0f} ms to tell what may come next, more than"
+                f" {self._config.max_mask_ms:g}; give its texts fewer ways to be read, or raise max_mask_ms",
+            )
+        return GuideText(answer.text, finding.num_states, finding.num_other_characters)
+
+    def _refuse(self, guided: GuidedParams, reason: str) -> NoReturn:
+        with self._lock:
+            self._refusals[guided] = reason
+            if len(self._refusals) > MAX_REFUSALS:
+                del self._refusals[next(iter(self._refusals))]
+        raise InvalidParameterError(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    finding: Finding
+    text: str
+
+
+class _Process:
+    """One process, which one thread uses at a time.
+
+    Attributes:
+        has_answered: it has told what there was to find of a guide.
+        was_stopped: it was told to end because too much time had passed.
+    """
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "aquiline.engine.grammar_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # Address space is what is limited, and every arena of malloc reserves 128 MiB that nothing may ever use.
+            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+        )
+        self._setup: WorkerSetup | None = setup
+        self.has_answered = False
+        self.was_stopped = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, guided: GuidedParams) -> _Answer | None:
+        """What it finds; None when it ends over that."""
+        tasks, answers = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
+        try:
+            if self._setup is not None:
+                tasks.write(json.dumps(asdict(self._setup)).encode() + b"\n")
+                self._setup = None
+            tasks.write(json.dumps(asdict(guided)).encode() + b"\n")
+            tasks.flush()
+        except BrokenPipeError:
+            return None
+        line = answers.readline()
+        if not line.endswith(b"\n"):
+            return None
+        finding = Finding(**json.loads(line))
+        text = answers.read(finding.num_bytes)
+        self.has_answered = True
+        return _Answer(finding, text.decode()) if len(text) == finding.num_bytes else None
+
+    def stop(self) -> None:
+        """Have it end, whatever it is doing."""
+        self.was_stopped = True
+        self._process.kill()
+
+    def ended(self) -> int:
+        """How it ended, as `subprocess` tells it, once it has closed its output."""
+        try:
+            self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        return self.end()
+
+    def end(self) -> int:
+        """End it, and tell how it ended."""
+        if self._process.poll() is None:
+            self._process.kill()
+        code = self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            try:
+                cast(IO[bytes], stream).close()
+            except BrokenPipeError:
+                continue  # What was written to it last has gone with it.
+        return code
+
+
+def _why(code: int, guided: GuidedParams, config: GrammarConfig) -> str:
+    """Why a guide is refused that has ended its process."""
+    if code == -signal.SIGPROF:
+        return _too_slow(guided, config)
+    if code in (EXIT_NO_MEMORY, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGKILL):
+        return (
+            f"the {guided.kind} of guided takes more than {config.max_compile_mb} MiB to compile, or ends the compiler;"
+            " make it smaller, or raise max_compile_mb"
+        )
+    raise InternalError(f"the process that compiles guides ended with status {code}")
+
+
+def _too_slow(guided: GuidedParams, config: GrammarConfig) -> str:
+    return (
+        f"the {guided.kind} of guided takes more than {config.max_compile_seconds:g} s to compile; make it smaller, or"
+        " raise max_compile_seconds"
+    )
+
+
+def _end_all(processes: list[_Process]) -> None:
+    while processes:
+        processes.pop().end()

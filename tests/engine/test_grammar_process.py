@@ -1,0 +1,162 @@
+"""Guides in a process of their own: what ends it, what it leaves alone, and when there is none."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy
+import pytest
+
+from aquiline.config import GrammarConfig
+from aquiline.engine import grammar
+from aquiline.engine.grammar import CompiledGrammar, GrammarCompiler, new_masks
+from aquiline.errors import InvalidParameterError
+from aquiline.guided import GuidedParams
+from tests.engine.guided_work import EOS, GUIDES, SCHEMA, VOCAB, VOCABULARY
+from tests.engine.test_json_schemas import SCHEMAS
+
+EBNF = GuidedParams(grammar='root ::= "a" root "b" | "c" [0-9]')
+HUGE = GuidedParams(
+    grammar="root ::= " + " | ".join(f'"{n:06d}" [a-z]{{1,60}} [^{chr(97 + n % 26)}]{{1,60}}' for n in range(20_000))
+)
+
+
+def new_compiler(**limits: float) -> GrammarCompiler:
+    return GrammarCompiler(lambda: VOCABULARY, VOCAB, frozenset((EOS,)), GrammarConfig(**limits))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    """One with a process and short limits."""
+    yield new_compiler(max_compile_seconds=1.0, max_compile_mb=1024)
+
+
+def process_id(compiler: GrammarCompiler) -> int:
+    assert compiler._processes is not None
+    (process,) = compiler._processes._idle
+    return process._process.pid
+
+
+def is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as state:
+            return state.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_ends(pid: int) -> None:
+    deadline = time.monotonic() + 60
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_running(pid)
+
+
+def masks_along(compiled: CompiledGrammar, seed: int) -> list[list[int]]:
+    matcher, choose, found = compiled.matcher(), random.Random(seed), []
+    for _ in range(30):
+        if matcher.is_terminated:
+            break
+        bits = new_masks(1, VOCAB)
+        matcher.fill(bits, 0)
+        found.append(bits[0].tolist())
+        legal = numpy.flatnonzero(numpy.unpackbits(bits[0].view(numpy.uint8), bitorder="little"))
+        assert matcher.accept(int(choose.choice(legal)))
+    return found
+
+
+def test_small_guides_need_no_process() -> None:
+    own = new_compiler()
+    small = [guided for guided in GUIDES if guided.grammar is None]
+    for guided in (*small, *(GuidedParams(json_schema=schema) for schema in SCHEMAS.values())):
+        own.compile(guided)
+    assert own._processes is None
+
+
+def test_guides_that_were_read_elsewhere_are_the_same(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guides = [GuidedParams(json_schema=SCHEMA, whitespace="any"), *GUIDES[:3], GuidedParams(json_object=True)]
+    here = [new_compiler().compile(guided) for guided in guides]
+    monkeypatch.setattr(grammar, "_small", lambda guided: None)
+    for seed, (guided, expected) in enumerate(zip(guides, here, strict=True)):
+        assert masks_along(compiler.compile(guided), seed) == masks_along(expected, seed)
+
+
+def test_a_guide_that_takes_too_long_is_refused_alone_and_not_tried_again(compiler: GrammarCompiler) -> None:
+    compiler.compile(EBNF)
+    ended = process_id(compiler)
+    with pytest.raises(InvalidParameterError, match="grammar of guided takes more than 1 s"):
+        compiler.compile(HUGE)
+    assert not is_running(ended)
+    another = GuidedParams(grammar='root ::= "x" | "y" root')
+    assert compiler.compile(another).matcher().allows(VOCABULARY.index(b"x"))
+    replaced = process_id(compiler)
+    started = time.process_time()
+    with pytest.raises(InvalidParameterError, match="takes more than 1 s"):
+        compiler.compile(HUGE)
+    assert process_id(compiler) == replaced and time.process_time() - started < 1.0
+
+
+def test_a_process_that_died_meanwhile_is_replaced(compiler: GrammarCompiler) -> None:
+    compiler.compile(GuidedParams(grammar='root ::= "1"'))
+    died = process_id(compiler)
+    os.kill(died, signal.SIGKILL)
+    while is_running(died):
+        time.sleep(0.01)
+    compiler.compile(GuidedParams(grammar='root ::= "2"'))
+    assert process_id(compiler) != died
+
+
+def test_small_guides_do_not_wait_for_a_huge_one(compiler: GrammarCompiler) -> None:
+    slow = GuidedParams(grammar=HUGE.source + ' | "other"')
+    refusals: list[str] = []
+
+    def ask() -> None:
+        try:
+            compiler.compile(slow)
+        except InvalidParameterError as error:
+            refusals.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    compiler.compile(GuidedParams(choice=["small"]))
+    assert thread.is_alive() and not refusals
+    thread.join()
+    assert len(refusals) == 1
+
+
+def test_the_process_ends_with_its_parent() -> None:
+    program = textwrap.dedent("""
+        import os, signal
+        from tests.engine.test_grammar_process import EBNF, new_compiler, process_id
+        kept = new_compiler()
+        kept.compile(EBNF)
+        print(process_id(kept), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert_ends(int(done.stdout))
+
+
+def test_a_guide_that_takes_too_much_memory_ends_its_process_and_so_does_the_end_of_the_compiler() -> None:
+    own = new_compiler(max_compile_mb=64, max_compile_seconds=60)
+    own.compile(EBNF)
+    pid = process_id(own)
+    texts = [f"{number} " + "x" * 60 for number in range(12_000)]
+    with pytest.raises(InvalidParameterError, match="choice of guided takes more than 64 MiB"):
+        own.compile(GuidedParams(choice=texts))
+    assert_ends(pid)
+    own.compile(GuidedParams(grammar='root ::= "a"'))
+    pid = process_id(own)
+    del own
+    assert_ends(pid)
