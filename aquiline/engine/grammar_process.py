@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from threading import BoundedSemaphore, Lock, Timer
 from typing import IO, NoReturn, cast
 
@@ -142,7 +143,7 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             # Address space is what is limited, and every arena of malloc reserves 128 MiB that nothing may ever use.
-            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+            env={**os.environ, "MALLOC_ARENA_MAX": "1", "PYTHONPATH": os.pathsep.join(_packages())},
         )
         self._setup: WorkerSetup | None = setup
         self.has_answered = False
@@ -195,6 +196,11 @@ class _Process:
             except BrokenPipeError:
                 continue  # What was written to it last has gone with it.
         return code
+
+
+def _packages() -> list[str]:
+    """Where Python looks for packages, first of all for this one: it may have been found through the current folder."""
+    return [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
 def _why(code: int, guided: GuidedParams, config: GrammarConfig) -> str:

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy
 import pytest
@@ -82,8 +83,9 @@ def test_small_guides_need_no_process() -> None:
 
 
 def test_guides_that_were_read_elsewhere_are_the_same(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     guides = [GuidedParams(json_schema=SCHEMA, whitespace="any"), *GUIDES[:3], GuidedParams(json_object=True)]
     here = [new_compiler().compile(guided) for guided in guides]
     monkeypatch.setattr(grammar, "_small", lambda guided: None)
