@@ -76,21 +76,25 @@ private:
 
 }  // namespace
 
+double RowWorth::time(int num_rows, const RowTimes& times) const {
+    const double time = times.time(num_rows) + start_.other_time;
+    return num_rows > start_.num_first_rows ? time + start_.tree_time : time;
+}
+
 void RowWorth::take(double survival, const RowTimes& times) {
     ++num_rows_;
     ++num_taken_;
     expected_tokens_ += survival;
-    if (always_pays_) {
+    if (start_.always_pays) {
         best_num_rows_ = num_rows_;
         best_expected_tokens_ = expected_tokens_;
         return;
     }
-    const double best_time = times.time(best_num_rows_) + other_time_, time = times.time(num_rows_) + other_time_;
-    if (expected_tokens_ * best_time > best_expected_tokens_ * time) {
+    if (expected_tokens_ * time(best_num_rows_, times) > best_expected_tokens_ * time(num_rows_, times)) {
         best_num_rows_ = num_rows_;
         best_expected_tokens_ = expected_tokens_;
     }
-    const double best_rate = best_expected_tokens_ / (times.time(best_num_rows_) + other_time_);
+    const double best_rate = best_expected_tokens_ / time(best_num_rows_, times);
     least_survival_ = best_rate * times.least_slope(num_rows_);
 }
 

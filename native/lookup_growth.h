@@ -16,12 +16,24 @@ struct RowTimes {
     std::function<double(int)> least_slope;  // least time per further row behind so many
 };
 
+// A step before nodes are taken.
+struct WorthStart {
+    int num_rows = 0;
+    double expected_tokens = 0.0;
+    double other_time = 0.0;   // beside the rows
+    int num_first_rows = 0;    // of the step without any node
+    double tree_time = 0.0;    // added where there are nodes
+    bool always_pays = false;
+    double least_survival = 0.0;
+};
+
 // Rows that a step holds and tokens that it is expected to commit, while trees grow.
 class RowWorth {
 public:
-    RowWorth(int num_rows, double expected_tokens, double other_time, bool always_pays, double least_survival)
-        : other_time_(other_time), always_pays_(always_pays), num_rows_(num_rows), best_num_rows_(num_rows),
-          expected_tokens_(expected_tokens), best_expected_tokens_(expected_tokens), least_survival_(least_survival) {}
+    explicit RowWorth(const WorthStart& start)
+        : start_(start), num_rows_(start.num_rows), best_num_rows_(start.num_rows),
+          expected_tokens_(start.expected_tokens), best_expected_tokens_(start.expected_tokens),
+          least_survival_(start.least_survival) {}
 
     double least_survival() const { return least_survival_; }
     void take(double survival, const RowTimes& times);
@@ -31,8 +43,9 @@ public:
     int num_kept() const { return num_taken_ - (num_rows_ - best_num_rows_); }
 
 private:
-    double other_time_;
-    bool always_pays_;
+    double time(int num_rows, const RowTimes& times) const;
+
+    WorthStart start_;
     int num_rows_, best_num_rows_, num_taken_ = 0;
     double expected_tokens_, best_expected_tokens_, least_survival_;
 };

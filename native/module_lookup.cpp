@@ -117,9 +117,15 @@ void bind_lookup(nb::module_& module) {
              "memory"_a, "num_prompt_tokens"_a, "num_again"_a)
         .def("read", read, "token_ids"_a)
         .def_prop_ro("num_bytes", &LookupReader::num_bytes);
-    nb::class_<RowWorth>(module, "RowWorth")
-        .def(nb::init<int, double, double, bool, double>(), "num_rows"_a, "expected_tokens"_a, "other_time"_a,
-             "always_pays"_a, "least_survival"_a)
+    nb::class_<RowWorth>(module, "LookupWorth")
+        .def("__init__",
+             [](RowWorth* self, int num_rows, double expected_tokens, double other_time, int num_first_rows,
+                double tree_time, bool always_pays, double least_survival) {
+                 new (self) RowWorth({num_rows, expected_tokens, other_time, num_first_rows, tree_time, always_pays,
+                                      least_survival});
+             },
+             "num_rows"_a, "expected_tokens"_a, "other_time"_a, "num_first_rows"_a, "tree_time"_a, "always_pays"_a,
+             "least_survival"_a)
         .def_prop_ro("num_rows", &RowWorth::best_num_rows)
         .def_prop_ro("expected_tokens", &RowWorth::best_expected_tokens);
     module.def("read_lookup_texts", read_all, "readers"_a, "token_ids"_a, "least_survival"_a);

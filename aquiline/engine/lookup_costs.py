@@ -22,6 +22,9 @@ STEPS_OF_A_REST = 3
 # Costs are kept for so many loads.
 MOST_KNOWN_LOADS = 64
 SHORTEST_CONTEXT = 128
+# What the host does for trees, as a share of all that it does in a step; and of a generic step with one row.
+TREE_SHARE_OF_HOST = 0.25
+TREE_SHARE_OF_STEP = 0.02
 
 
 def unmeasured_costs() -> CostModel:
@@ -125,3 +128,9 @@ class LoadCosts:
             costs = self._known[key] = RowCosts.of(self._costs, *key)
         costs.refresh()
         return costs
+
+    def tree_time(self, num_requests: int) -> float:
+        """What a step takes longer for holding any node, its rows not counted."""
+        if self._costs is None:
+            return TREE_SHARE_OF_STEP * self._generic.time(1)
+        return TREE_SHARE_OF_HOST * self._costs.other_seconds(0, num_requests)

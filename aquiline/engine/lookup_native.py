@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def new_lookup(history_tokens: int) -> LookupIndex:
     """The quickest index of this installation."""
-    is_native = is_available() and hasattr(native(), "LookupMemory")
+    is_native = is_available() and hasattr(native(), "LookupWorth")
     return NativeLookup(history_tokens) if is_native else Lookup(history_tokens)
 
 
@@ -46,7 +46,7 @@ class NativeLookup:
         self._memory: _native.LookupMemory = module.LookupMemory(rules, history_tokens)
         self._keeps_history = history_tokens > 0
         self._new_reader = module.LookupReader
-        self._new_worth = module.RowWorth
+        self._new_worth = module.LookupWorth
         self._read_texts: Callable[[list[_native.LookupReader], list[list[int]], float], bool]
         self._read_texts = module.read_lookup_texts
         self._grow = module.grow_lookup_trees
@@ -74,7 +74,13 @@ class NativeLookup:
         """See `LookupIndex`."""
         base = worth.base
         growing = self._new_worth(
-            base.num_rows, base.expected_tokens, base.other_time, worth.always_pays, worth.least_survival
+            base.num_rows,
+            base.expected_tokens,
+            base.other_time,
+            worth.num_first_rows,
+            worth.tree_time,
+            worth.always_pays,
+            worth.least_survival,
         )
         readers = [self._readers.get(request.request_id) or self._reader(request) for request in requests]
         texts = [request.token_ids for request in requests]

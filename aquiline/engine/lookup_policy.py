@@ -185,7 +185,7 @@ class LookupPolicy:
         is_probe = self._tempo.is_probe
         if is_probe:
             depths = [min(depth, PROBE_DEPTH) for depth in depths]
-        worth = self._worth(base, costs, outline.growing, is_probe)
+        worth = self._worth(base, costs, outline, is_probe)
         self._floors[len(requests), outline.num_running] = SURE_SHARE * worth.least_survival
         trees = {} if self._tempo.is_rest else self._found(requests, depths, share, worth)
         self._tempo.count(bool(trees))
@@ -193,10 +193,11 @@ class LookupPolicy:
             self._sufficient = self._draft.sufficient(trees, outline.growing, base, costs)
         return trees
 
-    def _worth(self, base: StepBase, costs: RowCosts, growing: Sequence[Request], is_probe: bool) -> RowWorth:
+    def _worth(self, base: StepBase, costs: RowCosts, outline: StepOutline, is_probe: bool) -> RowWorth:
         if self._draft is not None:
-            base = self._draft.with_draft(base, growing)
-        return RowWorth(base, costs, always_pays=is_probe or not self._pays_only)
+            base = self._draft.with_draft(base, outline.growing)
+        always_pays = is_probe or not self._pays_only
+        return RowWorth(base, costs, always_pays, self._costs.tree_time(outline.num_roots))
 
     def _found(
         self, requests: Sequence[Request], depths: Sequence[int], share: int, worth: RowWorth

@@ -115,14 +115,18 @@ class RowWorth:
     Args:
         base: what the step holds without any node.
         always_pays: every row is worth it, whatever it costs.
+        tree_time: what the first node takes beside its row: trees have to be put together and walked.
 
     Attributes:
+        num_first_rows: of the step without any node.
         least_survival: a node that survives less often cannot be worth its row, and neither can any behind it.
     """
 
-    def __init__(self, base: StepBase, costs: RowCosts, always_pays: bool = False) -> None:
+    def __init__(self, base: StepBase, costs: RowCosts, always_pays: bool = False, tree_time: float = 0.0) -> None:
         self.costs = costs
         self.always_pays = always_pays
+        self.tree_time = tree_time
+        self.num_first_rows = base.num_rows
         self._other_time = base.other_time
         self._num_rows = base.num_rows
         self._expected_tokens = base.expected_tokens
@@ -161,7 +165,8 @@ class RowWorth:
         self._find_least()
 
     def _time(self, num_rows: int) -> float:
-        return self.costs.time(num_rows) + self._other_time
+        time = self.costs.time(num_rows) + self._other_time
+        return time + self.tree_time if num_rows > self.num_first_rows else time
 
     def _find_least(self) -> None:
         if not self.always_pays:

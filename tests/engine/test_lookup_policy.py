@@ -128,20 +128,21 @@ def test_a_full_batch_climbs_the_stair_behind_it_only_for_many_good_nodes(surviv
     assert worth.settle() == num_kept
 
 
-@given(st.integers(1, 5), st.integers(0, 40), st.floats(0.0, 2.0), st.sampled_from([1, 3, 16]))
+@given(st.integers(1, 5), st.integers(0, 40), st.floats(0.0, 2.0), st.sampled_from([1, 3, 16]), st.floats(0.0, 1.0))
 def test_what_is_kept_commits_fastest_of_all_beginnings(
-    num_requests: int, num_other_rows: int, other_time: float, size: int
+    num_requests: int, num_other_rows: int, other_time: float, size: int, tree_time: float
 ) -> None:
     """Rows of prefill and of the draft model move the stairs; no other number of nodes is better."""
     costs = RowCosts(lambda num_rows: 3.0 + num_rows // 8 + 0.02 * num_rows)
     base = StepBase(num_requests + num_other_rows, float(num_requests), other_time)
-    worth = RowWorth(base, costs)
+    worth = RowWorth(base, costs, tree_time=tree_time)
     trees = Lookup().propose(repeating(num_requests), [8] * num_requests, size, worth)
     everything = RowWorth(base, costs, always_pays=True)
     full = Lookup().propose(repeating(num_requests), [8] * num_requests, size, everything)
     survivals = sorted((survival for tree in full for survival in tree.survivals), reverse=True)
     rates = [
-        (base.expected_tokens + gained) / (costs.time(base.num_rows + count) + other_time)
+        (base.expected_tokens + gained)
+        / (costs.time(base.num_rows + count) + other_time + (tree_time if count else 0.0))
         for count, gained in enumerate(itertools.accumulate(survivals, initial=0.0))
     ]
     kept = sum(tree.num_draft_tokens for tree in trees)

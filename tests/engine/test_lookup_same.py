@@ -23,6 +23,7 @@ COSTS = (
     RowCosts(lambda num_rows: 1.0 + (num_rows - 1) // 4),
     RowCosts(lambda num_rows: 5.0 + 0.01 * num_rows),
 )
+TREE_TIMES = st.sampled_from((0.0, 0.5))
 
 
 @dataclass
@@ -59,9 +60,15 @@ def steps(draw: st.DrawFn) -> list[dict[str, list[int]]]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(steps(), st.sampled_from((0, 0, 8, 40)), st.integers(1, 6), st.sampled_from(range(len(COSTS) + 1)))
+@given(
+    steps(),
+    st.sampled_from((0, 0, 8, 40)),
+    st.integers(1, 6),
+    st.sampled_from(range(len(COSTS) + 1)),
+    st.sampled_from((0.0, 0.5)),
+)
 def test_native_lookup_proposes_the_same(
-    work: list[dict[str, list[int]]], history_tokens: int, max_draft_tokens: int, costs: int
+    work: list[dict[str, list[int]]], history_tokens: int, max_draft_tokens: int, costs: int, tree_time: float
 ) -> None:
     players = [Player(Lookup(history_tokens)), Player(NativeLookup(history_tokens))]
     for grown in work:
@@ -70,7 +77,7 @@ def test_native_lookup_proposes_the_same(
             for name in sorted(set(player.requests) - set(grown)):
                 player.end(name)
             base = StepBase(len(grown), float(len(grown)), 0.25)
-            worth = RowWorth(base, COSTS[min(costs, len(COSTS) - 1)], always_pays=costs == len(COSTS))
+            worth = RowWorth(base, COSTS[min(costs, len(COSTS) - 1)], costs == len(COSTS), tree_time)
             found.append(player.step(grown, max_draft_tokens, worth))
         assert found[0] == found[1]
         assert players[0].index.num_requests == players[1].index.num_requests == len(grown)

@@ -390,9 +390,16 @@ class LookupReader:
     @property
     def num_bytes(self) -> int: ...
 
-class RowWorth:
+class LookupWorth:
     def __init__(
-        self, num_rows: int, expected_tokens: float, other_time: float, always_pays: bool, least_survival: float
+        self,
+        num_rows: int,
+        expected_tokens: float,
+        other_time: float,
+        num_first_rows: int,
+        tree_time: float,
+        always_pays: bool,
+        least_survival: float,
     ) -> None: ...
     @property
     def num_rows(self) -> int: ...
@@ -409,6 +416,6 @@ def grow_lookup_trees(
     token_ids: list[list[int]],
     depths: Sequence[int],
     max_draft_tokens: int,
-    worth: RowWorth,
+    worth: LookupWorth,
     costs: RowPrices,
 ) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]] | None]: ...
