@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aquiline.config import EngineConfig, SpeculativeConfig
+from aquiline.engine.acceptance_prior import GUIDED_FACTOR, SAMPLED_FACTOR, RequestClass
 from aquiline.engine.cost_model import CostModel
 from aquiline.engine.engine import EngineModels
 from aquiline.engine.plan import StepPlan
@@ -136,6 +139,31 @@ def test_other_settings_of_the_same_models_are_measured_when_they_choose(folder:
     llm = open_llm(folder, "chain:1")
     planner = llm.reconfigured(open_llm(folder).config).engine.planner
     assert isinstance(planner, AutoPlanner) and isinstance(planner.costs, CostModel) and planner.costs.learns
+
+
+def test_engines_of_the_same_models_go_on_with_what_others_have_learnt(folder: Path) -> None:
+    llm = open_llm(folder)
+    first = llm.engine.planner
+    larger = replace(llm.config, scheduler=replace(llm.config.scheduler, max_num_seqs=3))
+    same = llm.reconfigured(larger).engine.planner
+    looking_up = replace(llm.config.speculative, lookup="on")
+    other = llm.reconfigured(replace(llm.config, speculative=looking_up)).engine.planner
+    assert isinstance(first, AutoPlanner) and isinstance(same, AutoPlanner) and isinstance(other, AutoPlanner)
+    assert first.costs is same.costs is other.costs
+    assert first.estimator is not same.estimator
+    assert first.estimator.tables is same.estimator.tables
+
+
+def test_a_draft_tells_what_is_expected_of_it(folder: Path) -> None:
+    path = folder / "draft" / "config.json"
+    settings = json.loads(path.read_text())
+    settings["aquiline"] = {"acceptance_prior": {"depth_rank": [[0.5]]}}
+    path.write_text(json.dumps(settings))
+    rates = [open_llm(folder).step_costs.priors().of(each).depth_rank[0][0] for each in RequestClass]
+    assert rates == pytest.approx([0.5, 0.5 * SAMPLED_FACTOR, 0.5 * GUIDED_FACTOR])
+    settings["aquiline"]["acceptance_prior_sampled"] = {"depth_rank": [[0.2]]}
+    path.write_text(json.dumps(settings))
+    assert open_llm(folder).step_costs.priors().of(RequestClass.SAMPLED).depth_rank == ((0.2,),)
 
 
 def test_a_home_that_cannot_be_written_is_no_obstacle(folder: Path) -> None:

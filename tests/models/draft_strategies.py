@@ -146,5 +146,6 @@ def metadatas(draw: st.DrawFn, num_target_layers: int | None) -> DraftMetadata:
         num_target_layers=num_target_layers,
         acceptance=tuple(draw(st.lists(figures, max_size=2))),
         acceptance_prior=tuple(draw(st.lists(shares, max_size=3))),
+        acceptance_prior_sampled=tuple(draw(st.lists(shares, max_size=3))),
         provenance=draw(st.dictionaries(NAMES, values, max_size=3)),
     )

@@ -245,6 +245,7 @@ def test_acceptance_length_follows_from_the_shares() -> None:
         ({"acceptance": {"prompts": "x"}}, "list of objects"),
         ({"acceptance_prior": {"depth_rank": [[0.5], "x"]}}, "depth_rank"),
         ({"acceptance_prior": {"depth_rank": 3}}, "depth_rank"),
+        ({"acceptance_prior_sampled": {"depth_rank": [[1.5]]}}, "depth_rank"),
         ({"num_target_layers": 0}, "num_target_layers"),
         ({"provenance": "mine"}, "provenance"),
         ("mine", "aquiline"),
@@ -263,6 +264,7 @@ def test_metadata_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
         replace(MADE_FOR, provenance={"path": Path("x")}),
         replace(MADE_FOR, provenance={"loss": float("nan")}),
         replace(MADE_FOR, acceptance_prior=((1.5,),)),
+        replace(MADE_FOR, acceptance_prior_sampled=((-0.5,),)),
     ):
         with pytest.raises(InvalidParameterError):
             write_draft(tmp_path / "new", draft.config, draft.tensors, metadata, "eagle3")
