@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from aquiline.cli import main
 from aquiline.cli.app import build_parser
@@ -195,6 +196,31 @@ def test_options_of_measurements_are_documented(heading: str, name: str) -> None
     assert own <= set(listed) <= set(options)
     defaults = {flag: "required" if options[flag].required else spelt(options[flag].default) for flag in listed}
     assert {flag: default.strip("`") for flag, default in listed.items()} == defaults
+
+
+def test_options_of_reports_are_documented() -> None:
+    section = (ROOT / "docs" / "measuring.md").read_text().split("\n## Reports\n")[1].split("\n## ")[0]
+    listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| `(.*?)` \|", section, re.MULTILINE))
+    options = options_of(subcommand(subcommand(build_parser(), "bench"), "report"))
+    assert listed == {flag: spelt(action.default) for flag, action in options.items() if flag != "--help"}
+
+
+def test_shown_json_and_yaml_is_what_it_looks_like() -> None:
+    for block in blocks("json"):
+        for line in block.splitlines():
+            json.loads(line)
+    settings = [yaml.safe_load(block) for block in blocks("yaml")]
+    assert settings and all(isinstance(block, dict) for block in settings)
+
+
+def test_every_variable_of_the_environment_is_in_the_settings() -> None:
+    section = SETTINGS.split("\n## Environment\n")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| `([A-Z_]+)` \|", section, re.MULTILINE)
+    code = "\n".join([module.text for module in source_files(PACKAGE)])
+    native = "\n".join(path.read_text() for path in sorted((ROOT / "native").glob("*.cpp")))
+    read = set(re.findall(r"\"(AQUILINE_[A-Z_]+)\"", code)) | set(re.findall(r"getenv\(\"([A-Z_]+)\"", native))
+    assert read and read <= set(listed)
+    assert [name for name in listed if name not in code + native] == []
 
 
 @pytest.mark.parametrize(

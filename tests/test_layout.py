@@ -51,7 +51,7 @@ PUBLIC_NAMES = {
 # A module may import its own layer and the layers named beside it. Everything may import the records.
 RECORDS = {"errors", "config", "guided", "request", "speculation", "speculation_figures"}
 LAYERS = {
-    "files": {"gguf_file", "atomic_file"},
+    "files": {"gguf_file", "atomic_file", "json_line"},
     "machine": {"cores"},
     "text": {"tokenizer", "hf_tokenizer", "gguf_tokenizer", "tokenizer_parts", "chat_template", "token_bytes"},
     "store": {"model_store", "shipped_drafts"},

@@ -18,6 +18,8 @@ GUIDED_OPTIONS = (
     Option("--guided-choice", "choice", "answer with one of the texts so named", str, "TEXT", is_repeatable=True),
     Option("--guided-whitespace", "whitespace", "of JSON answers: compact or any", str, "KIND"),
 )
+# What an option takes beside the name of a file.
+EXPECTED = {"--guided-json": "JSON object", "--guided-grammar": "EBNF with ::= in it"}
 
 
 def guided_params(args: argparse.Namespace) -> GuidedParams | None:
@@ -39,5 +41,9 @@ def guided_params(args: argparse.Namespace) -> GuidedParams | None:
 def _content(flag: str, path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InvalidParameterError(f"{flag} is {path!r}, and there is no such file to read: {error}") from None
+    except OSError as error:
+        raise InvalidParameterError(
+            f"{flag} is {path!r}, which is no {EXPECTED[flag]} and cannot be read as a file: {error.strerror}"
+        ) from None
+    except ValueError:
+        raise InvalidParameterError(f"{flag} is {path!r}, which does not name a file of UTF-8 text") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aquiline.errors import PromptError
+from aquiline.json_line import json_fault
 
 Message = Mapping[str, Any]
 KINDS = ("prompt", "messages", "turns")
@@ -76,7 +77,7 @@ def _from_line(line: bytes, place: str, is_raw: bool) -> Prompt:
     except UnicodeDecodeError:
         raise PromptError(f"{place} is not UTF-8 text; save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise PromptError(f"{place} is not JSON: {error}") from None
+        raise PromptError(f"{place} is not JSON: {json_fault(error)}") from None
     given = [kind for kind in KINDS if isinstance(entry, dict) and kind in entry]
     if len(given) != 1:
         found = " and ".join(given) if given else "none of them"

@@ -17,6 +17,7 @@ from aquiline.cli.parser import LineParser, Option, add_options, integer, number
 from aquiline.cli.speculation_aliases import add_alias_options, resolve_aliases
 from aquiline.cli.step_trace_file import TRACE_HELP, check_trace_path, steps_traced
 from aquiline.errors import InvalidParameterError
+from aquiline.server.address import check_address
 from aquiline.server.settings import ServerSettings
 
 DESCRIPTION = """Serve a model over HTTP: the OpenAI API for chat and text completions, and more (docs/server.md). It
@@ -82,6 +83,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 def run(parser: LineParser, args: argparse.Namespace) -> None:
     """Load the model that `args` names and serve it; everything is checked before it is loaded."""
     settings = check_arguments(parser, args)
+    check_address(settings.server.host, settings.server.port)
     llm = open_llm(settings)
     from aquiline.cli.app import package_version
     from aquiline.server.run import serve

@@ -22,9 +22,11 @@ def read_table(text: str) -> SpeculateTable:
         InvalidParameterError: it cannot be read, or does not hold a table.
     """
     try:
-        content = json.loads(Path(text).read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InvalidParameterError(f"--speculate-table {text} cannot be read: {error}") from None
+        content = json.loads(Path(text).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidParameterError(f"--speculate-table {text} cannot be read: {error.strerror}; name a file") from None
+    except (ValueError, RecursionError):
+        raise InvalidParameterError(f"--speculate-table {text} is not JSON; give a list such as {FORM}") from None
     entries = []
     for entry in content if isinstance(content, list) else [None]:
         if not isinstance(entry, dict) or set(entry) != FIELDS or type(entry["max_requests"]) is not int:

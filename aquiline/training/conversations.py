@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aquiline.errors import TrainingDataError
+from aquiline.json_line import json_fault
 
 FORMS = ("messages", "conversations", "prompt")
 ROLES = ("system", "user", "assistant")
@@ -83,7 +84,7 @@ def _read_line(line: bytes, place: str) -> Conversation | BadLine:
     except UnicodeDecodeError:
         return BadLine(place, "it is not UTF-8 text; save the file as UTF-8")
     except (ValueError, RecursionError) as error:
-        return BadLine(place, f"it is not JSON: {error}")
+        return BadLine(place, f"it is not JSON: {json_fault(error)}")
     try:
         messages = _messages_of(entry)
         category = entry.get("category", "")

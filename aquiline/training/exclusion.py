@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from aquiline.errors import TrainingDataError
+from aquiline.json_line import json_fault
 
 WORD = re.compile(r"\w+")
 NUM_WORDS = 8
@@ -79,8 +80,8 @@ def _texts_of(path: Path) -> Iterator[str]:
         if line.strip():
             try:
                 yield from _texts_in(json.loads(line))
-            except ValueError as error:
-                raise TrainingDataError(f"{path} line {number} is not JSON: {error}") from None
+            except (ValueError, RecursionError) as error:
+                raise TrainingDataError(f"{path} line {number} is not JSON: {json_fault(error)}") from None
 
 
 def _texts_in(value: object) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from aquiline.cli.options import (
 )
 from aquiline.cli.parser import Option
 from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from aquiline.errors import InvalidParameterError
 from aquiline.request import SamplingParams
 from aquiline.speculation import parse_speculation
 
@@ -98,3 +100,21 @@ def test_every_engine_option_arrives() -> None:
         poison_memory=True,
     )
     assert engine_config(parse("--num-blocks", "12")).cache.num_blocks == 12
+
+
+@pytest.mark.parametrize(
+    ("flag", "what_it_takes"), [("--guided-json", "JSON object"), ("--guided-grammar", "EBNF with ::= in it")]
+)
+def test_a_file_of_a_guide_that_cannot_be_read_is_named_with_the_reason(
+    flag: str, what_it_takes: str, tmp_path: Path
+) -> None:
+    missing = str(tmp_path / "missing")
+    with pytest.raises(InvalidParameterError) as caught:
+        sampling_params(parse(flag, missing))
+    told = f"{flag} is {missing!r}, which is no {what_it_takes} and cannot be read as a file: No such file or directory"
+    assert str(caught.value) == told
+    with pytest.raises(InvalidParameterError, match="cannot be read as a file: Is a directory"):
+        sampling_params(parse(flag, str(tmp_path)))
+    (tmp_path / "latin").write_bytes(b"\xe9")
+    with pytest.raises(InvalidParameterError, match="does not name a file of UTF-8 text"):
+        sampling_params(parse(flag, str(tmp_path / "latin")))

@@ -120,6 +120,24 @@ def test_what_is_no_table_is_refused(tmp_path: Path, content: str) -> None:
         read_table(str(tmp_path / "table.json"))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(None, "cannot be read: No such file or directory; name a file", id="missing"),
+        pytest.param(b"[{", "is not JSON; give a list such as", id="cut off"),
+        pytest.param(b"[" * 100_000, "is not JSON", id="nested without end"),
+        pytest.param(b"\xff", "is not JSON", id="bytes"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_named_once(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "table.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidParameterError, match=message) as caught:
+        read_table(str(path))
+    assert str(caught.value).count(str(path)) == 1
+
+
 def test_first_choices_follow_the_costs() -> None:
     draft = tiny_eagle_config(tiny_llama_config())
     chosen = chosen_shapes(GENERIC_PROFILE, SpeculativeConfig(), draft)

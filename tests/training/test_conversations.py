@@ -42,7 +42,7 @@ def test_both_forms_say_the_same(tmp_path: Path) -> None:
 
 
 BAD_LINES: dict[str, tuple[bytes | str | dict[str, Any], str]] = {
-    "cut off": ('{"messages": [', "not JSON"),
+    "cut off": ('{"messages": [', "not JSON: Expecting value at column 15"),
     "nested without end": ("[" * 100_000, "not JSON"),
     "Latin-1": ('{"prompt": "\xe9"}'.encode("latin-1"), "not UTF-8"),
     "a list": ("[1]", "exactly one of"),

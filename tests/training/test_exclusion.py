@@ -63,5 +63,8 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(TrainingDataError, match=r"missing\.jsonl cannot be read"):
         read_excluded([tmp_path / "missing.jsonl"])
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"prompt"')
-    with pytest.raises(TrainingDataError, match=r"bad\.jsonl line 2 is not JSON"):
+    with pytest.raises(TrainingDataError, match=r"bad\.jsonl line 2 is not JSON: Expecting ':' delimiter at column 10"):
+        read_excluded([tmp_path / "bad.jsonl"])
+    (tmp_path / "bad.jsonl").write_text("[" * 100_000)
+    with pytest.raises(TrainingDataError, match=r"bad\.jsonl line 1 is not JSON"):
         read_excluded([tmp_path / "bad.jsonl"])
