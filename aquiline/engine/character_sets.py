@@ -88,3 +88,5 @@ CLASS_ESCAPES = {
     "W": ASCII - WORD,
     "S": ANY - UNICODE_BLANKS,
 }
+# What a dialect may count in, for classes that are negated around the escape: all but what is surely in the opposite.
+WIDEST_CLASS_ESCAPES = {letter: ANY - CLASS_ESCAPES[letter.swapcase()] for letter in CLASS_ESCAPES}

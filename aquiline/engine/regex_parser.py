@@ -6,12 +6,12 @@ different characters into a class, the tree has those that all of them count in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import hexdigits
 from typing import NoReturn
 
-from aquiline.engine.character_sets import ANY, CLASS_ESCAPES, LINE_ENDS, CharacterSet
+from aquiline.engine.character_sets import ANY, CLASS_ESCAPES, LINE_ENDS, WIDEST_CLASS_ESCAPES, CharacterSet
 from aquiline.errors import InvalidParameterError
 
 MAX_DEPTH = 64
@@ -139,7 +139,7 @@ class _Parser:
         if character == "^":
             self._refuse("the beginning of the text is only understood at the beginning of an alternative")
         if character == "\\":
-            return Characters(self._escape(in_set=False))
+            return Characters(self._escape(CLASS_ESCAPES, in_set=False))
         self._at += 1
         return Characters(ANY - LINE_ENDS if character == "." else CharacterSet.of_text(character))
 
@@ -198,6 +198,7 @@ class _Parser:
 
     def _set(self) -> CharacterSet:
         is_negated = self._take("^")
+        class_escapes = WIDEST_CLASS_ESCAPES if is_negated else CLASS_ESCAPES
         if self._peek() == "]":
             self._refuse("the first bracket inside brackets needs a backslash, and empty brackets are not understood")
         found = CharacterSet(())
@@ -206,10 +207,10 @@ class _Parser:
                 self._refuse("a bracket is not closed")
             if self._pattern.startswith(("[:", "[.", "[="), self._at):
                 self._refuse("classes of POSIX are not understood; write the characters out")
-            low = self._set_member()
+            low = self._set_member(class_escapes)
             if self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
-                high = self._set_member()
+                high = self._set_member(class_escapes)
                 ends = (*low.ranges, *high.ranges)
                 if len(ends) != 2 or any(first != last for first, last in ends) or ends[0][0] > ends[1][0]:
                     self._refuse("a range goes from one character to a later one")
@@ -220,21 +221,21 @@ class _Parser:
             self._refuse("no character is in this class")
         return found
 
-    def _set_member(self) -> CharacterSet:
+    def _set_member(self, class_escapes: Mapping[str, CharacterSet]) -> CharacterSet:
         character = self._peek()
         if character == "\\":
-            return self._escape(in_set=True)
+            return self._escape(class_escapes, in_set=True)
         if not character:
             self._refuse("a bracket is not closed")
         self._at += 1
         return CharacterSet.of_text(character)
 
-    def _escape(self, in_set: bool) -> CharacterSet:
+    def _escape(self, class_escapes: Mapping[str, CharacterSet], in_set: bool) -> CharacterSet:
         self._at += 1
         letter = self._peek()
-        if letter in CLASS_ESCAPES:
+        if letter in class_escapes:
             self._at += 1
-            return CLASS_ESCAPES[letter]
+            return class_escapes[letter]
         if letter in PLAIN_ESCAPES or (letter and not letter.isalnum()):
             self._at += 1
             return CharacterSet.of_text(PLAIN_ESCAPES.get(letter, letter))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aquiline.engine.grammar import GrammarCompiler
 from aquiline.engine.grammar_text import grammar_text
 from aquiline.engine.regex_automaton import regex_rules
-from aquiline.engine.regex_parser import parse_regex
+from aquiline.engine.regex_parser import Characters, parse_regex
 from aquiline.engine.schema_strings import FORMATS, in_json
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
@@ -73,6 +73,23 @@ def test_a_pattern_is_found_in_the_texts_that_it_lets_through(
         assert matches(grammar, text) == (re.search(pattern, text) is not None), text
 
 
+@pytest.mark.parametrize("members", ["\\s", "\\S", "\\w", "\\W", "\\d", "\\D", "\\s@", "\\d\\s", "é\\D", "\\W0-3"])
+def test_a_negated_class_has_what_it_has_in_every_dialect(members: str) -> None:
+    pattern = f"[^{members}]"
+    allowed = parse_regex(pattern, "the regex").whole()
+    assert isinstance(allowed, Characters)
+    texts = [chr(code_point) for code_point in range(0x3100) if code_point in allowed.allowed]
+    assert texts
+    for text in texts:
+        assert re.fullmatch(pattern, text), text
+        assert re.fullmatch(pattern, text, re.ASCII), text
+
+
+def test_what_a_negated_escape_shuts_out_is_what_its_opposite_lets_in() -> None:
+    for letter, opposite in ("sS", "dD", "wW", "Ss", "Dd", "Ww"):
+        assert parse_regex(f"[^\\{letter}]", "the regex") == parse_regex(f"\\{opposite}", "the regex")
+
+
 def test_inside_json_quotes_and_backslashes_are_escaped() -> None:
     rules = regex_rules(in_json(parse_regex('["\\\\\n\x01a]{2}', "pattern").whole()), "pattern", "text")
     grammar = byte_compiler().compile_grammar("\n".join(("root ::= text0", *rules)))
@@ -113,6 +130,8 @@ def test_formats_have_automata_of_moderate_size(name: str) -> None:
         ("\\ud800", 1, "the escape"),
         ("\\", 1, "the escape"),
         ("[^\\x00-\\U0010FFFF]", 18, "no character"),
+        ("[^\\s\\S]", 7, "no character"),
+        ("[^\\d-z]", 6, "a range goes"),
         ("(" * 100 + "a" + ")" * 100, 65, "deeper"),
     ],
 )
