@@ -16,6 +16,8 @@ FREE_CHOICES = (None, "none", "auto")
 MAX_LEVELS = 200
 # Keywords whose values are data rather than schemas.
 VALUE_KEYWORDS = ("enum", "const", "default", "example", "examples")
+# Keywords whose values name schemas: a name is no keyword, whatever it is.
+NAMING_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 FORMATS = "text, json_object or json_schema"
 
 
@@ -79,10 +81,13 @@ def call_schema(body: ChatBody) -> Mapping[str, Any]:
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
-def _moved(node: Any, place: str, num_levels: int = MAX_LEVELS) -> Any:
+def _moved(node: Any, place: str, num_levels: int = MAX_LEVELS, has_names: bool = False) -> Any:
     """A schema whose references still hold when it is put at `place` in another one.
 
     Worked example, at `#/properties/arguments`: `#/$defs/a` becomes `#/properties/arguments/$defs/a`.
+
+    Args:
+        has_names: the keys of `node` are names of schemas, and no keywords.
     """
     if not num_levels:
         return node
@@ -90,8 +95,11 @@ def _moved(node: Any, place: str, num_levels: int = MAX_LEVELS) -> Any:
         return [_moved(part, place, num_levels - 1) for part in node]
     if not isinstance(node, Mapping):
         return node
+    if has_names:
+        return {name: _moved(schema, place, num_levels - 1) for name, schema in node.items()}
     moved = {
-        key: value if key in VALUE_KEYWORDS else _moved(value, place, num_levels - 1) for key, value in node.items()
+        key: value if key in VALUE_KEYWORDS else _moved(value, place, num_levels - 1, key in NAMING_KEYWORDS)
+        for key, value in node.items()
     }
     pointer = moved.get("$ref")
     if isinstance(pointer, str) and pointer.startswith("#"):

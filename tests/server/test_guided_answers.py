@@ -12,6 +12,8 @@ import pytest
 from aquiline.guided import GuidedParams
 from aquiline.llm import LLM
 from aquiline.request import SamplingParams
+from aquiline.server.guided import NAMING_KEYWORDS, VALUE_KEYWORDS, call_schema
+from aquiline.server.protocol.chat import ChatBody
 from tests.server.folding import events_of, fold_chat, plain_chat
 from tests.server.serving import QUESTION, Running
 
@@ -46,6 +48,17 @@ TOOLS = [
 def post(server: Running, **changes: Any) -> httpx.Response:
     body = {"messages": QUESTION, "max_tokens": 40, "seed": 4} | changes
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def test_references_of_arguments_hold_whatever_their_properties_are_called() -> None:
+    names = [*VALUE_KEYWORDS, *NAMING_KEYWORDS, "$ref"]
+    for keyword in NAMING_KEYWORDS:
+        schema = {keyword: {name: {"$ref": "#/$defs/const"} for name in names}, "default": {"$ref": "#/a"}}
+        tools = [{"type": "function", "function": {"name": "fly", "parameters": schema}}]
+        body = ChatBody.model_validate({"messages": QUESTION, "tools": tools, "tool_choice": "required"})
+        arguments = call_schema(body)["properties"]["arguments"]
+        moved = {"$ref": "#/properties/arguments/$defs/const"}
+        assert arguments == {keyword: dict.fromkeys(names, moved), "default": {"$ref": "#/a"}}
 
 
 @pytest.mark.parametrize(("fields", "guided"), FORMS, ids=[f"{guided.kind} by {min(form)}" for form, guided in FORMS])
