@@ -326,12 +326,14 @@ class Trainer:
         }
 
     def _provenance(self) -> dict[str, Any]:
-        """Where the weights come from."""
+        """Where the weights come from; folders by their names, for a head is passed on and its machine is not."""
+        settings = asdict(self.settings)
+        settings["draft"]["start"] = Path(self.settings.draft.start).name
         return {
             "data": dict(self._data.provenance),
             "num_examples": len(self._data.examples),
             "num_trained_tokens": self._progress.num_tokens,
             "num_unique_tokens": self._order.tokens_per_epoch,
-            "settings": asdict(self.settings),
+            "settings": settings,
             "torch": torch.__version__,
         }

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from aquiline.errors import InvalidParameterError, ModelFormatError, TrainingDataError, TrainingDivergedError
-from aquiline.training.checkpoint import FOLDER, PARTIAL_PREFIX, PROGRESS, STATE
+from aquiline.training.checkpoint import DRAFT, FOLDER, PARTIAL_PREFIX, PROGRESS, STATE
 from aquiline.training.examples import TrainingExample
 from aquiline.training.settings import TrainingSettings
 from aquiline.training.trainer import StepRecord, Trainer, TrainerCallbacks
@@ -220,3 +220,13 @@ def test_data_without_two_answer_tokens_in_a_row_is_refused(tmp_path: Path) -> N
     lonely = TrainingExample((1, 2, 3, 4), (False, True, False, True))
     with pytest.raises(TrainingDataError, match="none of the 1 examples has two answer tokens in a row"):
         toy_trainer(tmp_path, examples=[lonely])
+
+
+def test_the_provenance_names_the_earlier_draft_but_not_where_it_lay(tmp_path: Path) -> None:
+    settings = toy_settings()
+    earlier = toy_trainer(tmp_path / "first", settings).run() / DRAFT
+    going_on = replace(settings, draft=replace(settings.draft, start=str(earlier)))
+    checkpoint = toy_trainer(tmp_path / "second", going_on).run()
+    provenance = json.loads((checkpoint / PROGRESS).read_text())["provenance"]
+    assert provenance["settings"]["draft"]["start"] == DRAFT
+    assert str(tmp_path) not in json.dumps(provenance)
