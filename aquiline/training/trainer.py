@@ -329,6 +329,7 @@ class Trainer:
         """Where the weights come from; folders by their names, for a head is passed on and its machine is not."""
         settings = asdict(self.settings)
         settings["draft"]["start"] = Path(self.settings.draft.start).name
+        del settings["label_folder"]
         return {
             "data": dict(self._data.provenance),
             "num_examples": len(self._data.examples),
