@@ -45,6 +45,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("ignore_eos", [True, False], [0, 1, None, "yes"]),
     ("skip_special_tokens", [True, False], [0, None]),
     ("include_stop_str_in_output", [True, False], [1, "no"]),
+    ("speculation", ["auto", "off", "chain:4"], ["", "chain:0", "tree", 4, None]),
     ("guided", [None, GuidedParams(regex="a+")], ["a+", True, {"regex": "a+"}]),
 ]
 
