@@ -7,6 +7,7 @@ process of its own.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
 from aquiline.engine.grammar_words import require_word
@@ -21,6 +22,9 @@ ANY_OBJECT = '{"type": "object"}'
 # From so many states on, masks are computed as they are needed, because few of them ever are.
 MANY_STATES = 300
 MAX_LAZY_CHARACTERS = 2**15
+# Literals and classes, so that nothing is looked for inside them; then what xgrammar's notation adds to rules.
+ADDITION = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|(?P<name>\(=|[\w.-]+(?=\())', re.DOTALL)
+WRITES_TEXT = "Regex"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,20 @@ def _ebnf(text: str) -> GuideText:
     import xgrammar
 
     text = str(xgrammar.Grammar.from_ebnf(text))
+    _refuse_additions(text)
     require_word(text, "grammar")
     return GuideText(text, 0, len(text))
+
+
+def _refuse_additions(text: str) -> None:
+    """xgrammar can also ask for tokens by number, which may be special ones, or look ahead, which it then does not."""
+    for found in ADDITION.finditer(text):
+        name = found["name"]
+        if name is not None and name != WRITES_TEXT:
+            shown = "(=...)" if name == "(=" else f"{name}(...)"
+            raise InvalidParameterError(
+                f"the grammar of guided uses {shown}, which GBNF does not have; write rules of texts and classes"
+            )
 
 
 def _json_grammar(guided: GuidedParams, limits: RegexLimits) -> GuideText:

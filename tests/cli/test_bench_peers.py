@@ -141,7 +141,7 @@ def test_the_batched_program_measures_one_request_where_it_is_alone(
         pytest.param([*LLAMA, "--speculate", "chain:0"], "", id="shape"),
         pytest.param([*LLAMA, "--speculate", "chain:2", "--draft", "none"], "--draft none grows no tree", id="draft"),
         pytest.param([*LLAMA, "--quantization", "int3"], "quantization is 'int3'", id="quantization"),
-        pytest.param([*LLAMA, "--batch-sizes", "1,1"], "--batch-sizes is '1,1', where a value stands twice", id="twice"),
+        pytest.param([*LLAMA, "--batch-sizes", "1,1"], "--batch-sizes is '1,1', where a value", id="twice"),
         pytest.param([*LLAMA, "--batch-sizes", "0"], "max_num_seqs is 0", id="batch-size"),
         pytest.param([*LLAMA, "--max-tokens", "1"], "--max-tokens is 1; decoding is timed", id="tokens"),
         pytest.param([*LLAMA, "--rounds", "0"], "--rounds is 0; it must be an integer from 1", id="rounds"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -30,7 +31,6 @@ ENDING_GRAMMARS = [
     'root ::= ""',
     'root ::= "a" b | c\nb ::= b\nc ::= [)|(]',
     'root ::= b c\nc ::= "c" | b\nb ::= "b" c | "|"',
-    'root ::= a (= root)\na ::= "a"',
     "root ::= " + '("x" ' * 300 + "root" + ' | "y")' * 300,
     'root ::= Regex("a(b)") root | Regex("[)]+")',
     'root-one ::= "x"\nroot ::= root-one root | root-one',
@@ -46,6 +46,25 @@ def test_a_grammar_without_an_end_is_refused(grammar: str) -> None:
 @pytest.mark.parametrize("grammar", ENDING_GRAMMARS, ids=range(len(ENDING_GRAMMARS)))
 def test_a_grammar_with_an_end_is_taken(grammar: str) -> None:
     assert "root ::= " in grammar_text(GuidedParams(grammar=grammar)).text
+
+
+@pytest.mark.parametrize(
+    ("grammar", "shown"),
+    [
+        ("root ::= Token(1, 2)", "Token(...)"),
+        ('root ::= "a" b\nb ::= ExcludeToken(1) "a"', "ExcludeToken(...)"),
+        ('root ::= "a" (= "b")', "(=...)"),
+        ('root ::= TagDispatch(("<a>", b))\nb ::= "x"', "TagDispatch(...)"),
+    ],
+)
+def test_what_is_no_gbnf_is_refused_by_name(grammar: str, shown: str) -> None:
+    with pytest.raises(InvalidParameterError, match=re.escape(f"the grammar of guided uses {shown}, which")):
+        grammar_text(GuidedParams(grammar=grammar))
+
+
+def test_what_only_looks_like_it_is_taken() -> None:
+    text = 'root ::= "Token(1) (= " [(=T] token ("x" | "y")\ntoken ::= "\\"Token(" [\\]Token(]'
+    assert "root ::= " in grammar_text(GuidedParams(grammar=text)).text
 
 
 def node(next_one: Any, required: list[str]) -> dict[str, Any]:
