@@ -70,12 +70,13 @@ LookupReader* read_next(const nb::list& readers, const nb::list& token_ids, std:
 
 bool read_all(const nb::list& readers, const nb::list& token_ids, double least_survival) {
     if (readers.size() != token_ids.size()) throw std::invalid_argument("every request needs a reader and tokens");
-    bool is_any = false;
+    std::vector<const LookupReader*> read;
     for (std::size_t request = 0; request < readers.size(); ++request) {
-        const LookupReader* reader = read_next(readers, token_ids, request);
-        is_any = is_any || has_guess(*reader, least_survival);
+        read.push_back(read_next(readers, token_ids, request));
     }
-    return is_any;
+    // Only now: rates are shared, so what one request shows counts for those read before it.
+    return std::any_of(read.begin(), read.end(),
+                       [=](const LookupReader* reader) { return has_guess(*reader, least_survival); });
 }
 
 nb::list grow(const nb::list& readers, const nb::list& token_ids, const std::vector<int>& depths, int max_draft_tokens,

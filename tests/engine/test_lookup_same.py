@@ -33,7 +33,7 @@ class Player:
     index: LookupIndex
     requests: dict[str, Request] = field(default_factory=dict)
 
-    def step(self, grown: dict[str, list[int]], max_draft_tokens: int, worth: RowWorth) -> tuple[list[HostTree], float]:
+    def step(self, grown: dict[str, list[int]], max_draft_tokens: int, worth: RowWorth) -> tuple[list[HostTree], float, bool]:
         requests, depths = [], []
         for name, tokens in grown.items():
             request = self.requests.setdefault(name, Request(name, tuple(tokens), SamplingParams(), seed=0))
@@ -45,7 +45,7 @@ class Player:
         may_find = self.index.read(requests, least)
         trees = self.index.propose(requests, depths, max_draft_tokens, worth)
         assert may_find or not any(tree.num_draft_tokens for tree in trees)
-        return trees, worth.base.expected_tokens
+        return trees, worth.base.expected_tokens, may_find
 
     def end(self, name: str) -> None:
         self.index.forget(self.requests.pop(name))
