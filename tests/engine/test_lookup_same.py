@@ -33,7 +33,9 @@ class Player:
     index: LookupIndex
     requests: dict[str, Request] = field(default_factory=dict)
 
-    def step(self, grown: dict[str, list[int]], max_draft_tokens: int, worth: RowWorth) -> tuple[list[HostTree], float, bool]:
+    def step(
+        self, grown: dict[str, list[int]], max_draft_tokens: int, worth: RowWorth
+    ) -> tuple[list[HostTree], float, bool]:
         requests, depths = [], []
         for name, tokens in grown.items():
             request = self.requests.setdefault(name, Request(name, tuple(tokens), SamplingParams(), seed=0))
