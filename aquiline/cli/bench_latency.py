@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from aquiline.cli.measurement import (
+    MAX_ROUNDS,
     add_json_option,
     add_modes_option,
     add_sampling_and_engine,
     check_each_once,
+    in_range,
     modes_of,
     print_result,
     shown_bar,
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 DESCRIPTION = """Answer prompts one after the other, as a single user would ask them, with every --speculate and
 --lookup value in turn: time to the first token, time per token after it, and where it went."""
 SWEPT = {"max_num_seqs", "mode", "lookup", "enable_prefix_cache"}
-MAX_ROUNDS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +75,7 @@ def check_arguments(args: argparse.Namespace) -> LatencySettings:
     params = sampling_params(args)
     if params.n != 1:
         raise InvalidParameterError(f"--n is {params.n}; one user reads one answer: leave it away")
-    if not 1 <= args.rounds <= MAX_ROUNDS:
-        raise InvalidParameterError(f"--rounds is {args.rounds}; it must be an integer from 1 to {MAX_ROUNDS}")
+    rounds = in_range("--rounds", args.rounds, 1, MAX_ROUNDS)
     modes = modes_of(args.speculate)
     config = engine_config(args)
     lookups = tuple(args.lookups.split(","))
@@ -92,7 +92,7 @@ def check_arguments(args: argparse.Namespace) -> LatencySettings:
         params=params,
         modes=modes,
         lookups=lookups,
-        rounds=args.rounds,
+        rounds=rounds,
         is_json=args.json,
     )
 

@@ -12,10 +12,12 @@ from rich.console import Group
 from rich.table import Table
 
 from aquiline.cli.measurement import (
+    MAX_ROUNDS,
     add_json_option,
     add_modes_option,
     add_sampling_and_engine,
     batch_sizes_of,
+    in_range,
     modes_of,
     print_result,
     shown_bar,
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 DESCRIPTION = """Answer the prompts once for every batch size and every --speculate value, and say where the time
 went."""
 SWEPT = {"max_num_seqs", "mode", "table"}
-MAX_ROUNDS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +71,7 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
     Raises:
         UserError: a value outside its range, or prompts that cannot be read.
     """
-    if not 1 <= args.rounds <= MAX_ROUNDS:
-        raise InvalidParameterError(f"--rounds is {args.rounds}; it must be an integer from 1 to {MAX_ROUNDS}")
+    rounds = in_range("--rounds", args.rounds, 1, MAX_ROUNDS)
     modes, batch_sizes = modes_of(args.speculate), batch_sizes_of(args.batch_sizes)
     config = engine_config(args)
     if args.draft == "none" and config.speculative.lookup == "off" and any(mode.shape is not None for mode in modes):
@@ -87,7 +87,7 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
         params=sampling_params(args),
         batch_sizes=batch_sizes,
         modes=modes,
-        rounds=args.rounds,
+        rounds=rounds,
         is_json=args.json,
     )
 

@@ -19,7 +19,7 @@ from aquiline.benchmark import llama_cpp, peer_report
 from aquiline.benchmark.peers import Outcome, Program, run_rounds
 from aquiline.benchmark.provenance import provenance
 from aquiline.benchmark.python_engines import OwnModel, Workload, own_program, vllm_program
-from aquiline.cli.measurement import batch_sizes_of, shown_bar
+from aquiline.cli.measurement import MAX_ROUNDS, batch_sizes_of, in_range, shown_bar
 from aquiline.cli.model_choice import check_threads
 from aquiline.cli.output import draw, write
 from aquiline.cli.parser import integer
@@ -32,7 +32,6 @@ from aquiline.speculation import parse_speculation
 
 DESCRIPTION = """Decode and prefill with this engine, llama.cpp and vLLM, each alone in a process of its own, in rounds,
 and compare what belongs to the same round. Peers are programs that are here already; nothing is fetched for them."""
-MAX_ROUNDS = 1000
 # Load average above which somebody else was computing before the first run.
 BUSY_LOAD = 0.5
 
@@ -118,7 +117,7 @@ def check_arguments(args: argparse.Namespace) -> PeerSettings:
         llama_flash_attention=args.llama_flash_attention,
         vllm_python=_absolute(args.vllm_python),
         vllm_model=_absolute(args.vllm_model),
-        num_rounds=_in_range("--rounds", args.rounds, 1, MAX_ROUNDS),
+        num_rounds=in_range("--rounds", args.rounds, 1, MAX_ROUNDS),
         is_json=args.json,
     )
 
@@ -233,12 +232,6 @@ def _workload(args: argparse.Namespace, file: Path) -> Workload:
     tokenizer = Tokenizer.from_path(file)
     token_ids = tuple(tuple(tokenizer.apply_chat_template(prompt.messages)) for prompt in prompts)
     return Workload(token_ids, batch_sizes, max_tokens, num_threads)
-
-
-def _in_range(option: str, value: int, least: int, greatest: int) -> int:
-    if not least <= value <= greatest:
-        raise InvalidParameterError(f"{option} is {value}; it must be an integer from {least} to {greatest}")
-    return value
 
 
 def _draw_report(outcomes: Sequence[Outcome]) -> None:

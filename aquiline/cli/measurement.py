@@ -20,6 +20,7 @@ from aquiline.config import SchedulerConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.speculation import SpeculationMode, parse_speculation
 
+MAX_ROUNDS = 1000
 # A comma separates two values only where another form begins; dynamic: and paths: hold commas of their own.
 BETWEEN_MODES = re.compile(r",(?=off\b|auto\b|chain:|tree:|paths:|dynamic:)")
 
@@ -70,6 +71,13 @@ def _batch_size(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", text):
         raise InvalidParameterError(f"--batch-sizes has {text!r}; it must be positive integers, for example 1,4,16")
     return SchedulerConfig(max_num_seqs=int(text)).max_num_seqs
+
+
+def in_range(option: str, value: int, least: int, greatest: int) -> int:
+    """The value of an option, or InvalidParameterError when it lies outside its range."""
+    if not least <= value <= greatest:
+        raise InvalidParameterError(f"{option} is {value}; it must be an integer from {least} to {greatest}")
+    return value
 
 
 def check_each_once(flag: str, text: str, values: Collection[object]) -> None:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 def new_lookup(history_tokens: int) -> LookupIndex:
     """The quickest index of this installation."""
-    is_native = is_available() and hasattr(native(), "LookupWorth")
-    return NativeLookup(history_tokens) if is_native else Lookup(history_tokens)
+    return NativeLookup(history_tokens) if is_available() else Lookup(history_tokens)
 
 
 class NativeLookup:

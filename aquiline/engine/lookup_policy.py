@@ -154,11 +154,7 @@ class LookupPolicy:
             return True
         if self._index is None:
             return False
-        decoding = [
-            request
-            for request in running
-            if len(request.token_ids) - request.num_computed_tokens == 1 and request.looks_up
-        ]
+        decoding = [request for request in running if request.num_uncomputed_tokens == 1 and request.looks_up]
         if not decoding:
             return False
         floor = self._floors.get((len(decoding), len(running)), 0.0)

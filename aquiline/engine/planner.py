@@ -183,7 +183,7 @@ class AutoPlanner:
     def forecasts(self, load: StepLoad) -> list[Forecast]:
         """Every candidate's forecast, plain decoding first: what a plan for `load` chooses from."""
         kinds = [self.estimator.kind(request) for request in load.growing]
-        seen = self._outlook(self._situation(load, kinds, 0.0))
+        seen = self._outlook(self._situation(load, _counted(kinds), 0.0))
         return [seen.forecast(index) for index in range(len(seen.place))]
 
     def _situation_key(self, load: StepLoad, num_behind: int) -> tuple[int, ...]:
@@ -196,9 +196,7 @@ class AutoPlanner:
 
     def _decide(self, load: StepLoad, kinds: Sequence[int], situation: tuple[int, ...]) -> _Decision:
         """The best candidate; asked again in the same situation, the same as before."""
-        counts = [0] * NUM_KINDS
-        for kind in kinds:
-            counts[kind] += 1
+        counts = _counted(kinds)
         key = (*counts, *situation, *self._current)
         decision = self._decisions.get(key)
         if decision is None:
@@ -206,16 +204,15 @@ class AutoPlanner:
                 self._decisions.clear()
             behind = situation[-1]
             entry = self.costs.draft_seconds(behind, ()) / PAYBACK_STEPS if behind else 0.0
-            decision = self._decisions[key] = self._decision(self._situation(load, kinds, entry))
+            decision = self._decisions[key] = self._decision(self._situation(load, counts, entry))
         return decision
 
-    def _situation(self, load: StepLoad, kinds: Sequence[int], entry_seconds: float) -> Situation:
-        counts = [0] * NUM_KINDS
-        for kind in kinds:
-            counts[kind] += 1
-            self.knowledge.meet(RequestClass(kind // len(SKILLS)))
+    def _situation(self, load: StepLoad, counts: tuple[int, ...], entry_seconds: float) -> Situation:
+        for kind, count in enumerate(counts):
+            if count:
+                self.knowledge.meet(RequestClass(kind // len(SKILLS)))
         other = self.costs.verify_seconds(load.num_other_rows, 0, 0) if load.num_other_rows else 0.0
-        return Situation(load, tuple(counts), other, entry_seconds, min(load.max_draft_tokens, MOST_COUNTED_ROWS))
+        return Situation(load, counts, other, entry_seconds, min(load.max_draft_tokens, MOST_COUNTED_ROWS))
 
     def _outlook(self, situation: Situation) -> Outlook:
         self.num_outlooks += 1
@@ -317,6 +314,14 @@ def _rounded(number: int, num_bits: int) -> int:
     """
     shift = max(0, number.bit_length() - 1 - num_bits)
     return (number + (1 << shift) - 1) >> shift << shift
+
+
+def _counted(kinds: Sequence[int]) -> tuple[int, ...]:
+    """How many requests are of each kind."""
+    counts = [0] * NUM_KINDS
+    for kind in kinds:
+        counts[kind] += 1
+    return tuple(counts)
 
 
 def _leading(kinds: Sequence[int]) -> RequestClass:

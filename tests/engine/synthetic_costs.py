@@ -10,7 +10,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from aquiline.engine.cost_model import StepSeconds, StepSize
+from aquiline.engine.cost_curve import Curve
+from aquiline.engine.cost_model import CostProfile, StepSeconds, StepSize
 from aquiline.engine.plan import StepLoad, StepReport, TreeOutcome
 from aquiline.engine.planner import AutoPlanner
 from aquiline.request import Request, SamplingParams
@@ -34,6 +35,22 @@ RATES = {
     "fading": [[0.7 * 0.7**depth, 0.1 * 0.7**depth, 0.05 * 0.7**depth, 0.0] for depth in range(8)],
     "useless": [[0.01, 0.005, 0.0, 0.0]] * 8,
 }
+
+
+def exact_profile(verify: Formula, rows: tuple[int, ...]) -> CostProfile:
+    """What an exact measurement of a machine of `FormulaCosts` would give, at so many rows."""
+    return CostProfile(
+        verify=Curve(rows, tuple(map(verify, rows))),
+        seconds_per_context_token=0.0,
+        seconds_per_row_context=0.0,
+        extend=Curve((1, 256), (0.026, 0.281)),
+        propose_roots=Curve((1, 256), (0.051, 0.306)),
+        level=Curve((1, 256), (0.051, 0.306)),
+        sample_base=0.02,
+        sample_per_row=0.001,
+        host_base=0.0,
+        host_per_request=0.002,
+    )
 
 
 @dataclass

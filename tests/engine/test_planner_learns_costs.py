@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
 
-from aquiline.engine.cost_curve import Curve
-from aquiline.engine.cost_model import CostModel, CostProfile, StepSeconds, StepSize
+from aquiline.engine.cost_model import CostModel, StepSeconds, StepSize
 from aquiline.engine.planner import AutoPlanner, PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.speculation import NO_TREE
-from tests.engine.synthetic_costs import MACHINES, RATES, FormulaCosts, Machine, best_rate, load_of, request, true_rate
+from tests.engine.synthetic_costs import (
+    MACHINES,
+    RATES,
+    FormulaCosts,
+    Machine,
+    best_rate,
+    exact_profile,
+    load_of,
+    request,
+    true_rate,
+)
 
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-
-
-def profile_of(verify: Callable[[int], float]) -> CostProfile:
-    """What an exact measurement of a machine of `FormulaCosts` would give."""
-    return CostProfile(
-        verify=Curve(KNOTS, tuple(verify(rows) for rows in KNOTS)),
-        seconds_per_context_token=0.0,
-        seconds_per_row_context=0.0,
-        extend=Curve((1, 256), (0.026, 0.281)),
-        propose_roots=Curve((1, 256), (0.051, 0.306)),
-        level=Curve((1, 256), (0.051, 0.306)),
-        sample_base=0.02,
-        sample_per_row=0.001,
-        host_base=0.0,
-        host_per_request=0.002,
-    )
 
 
 @dataclass
@@ -44,7 +36,7 @@ class TwoMinds:
     @classmethod
     def of(cls, believed: str, true: str, noise: float) -> TwoMinds:
         costs = FormulaCosts(MACHINES[true], noise=noise, context_cost=0.0)
-        planner = AutoPlanner(CostModel(profile_of(MACHINES[believed])), PlannerSettings(TreeBounds(32)))
+        planner = AutoPlanner(CostModel(exact_profile(MACHINES[believed], KNOTS)), PlannerSettings(TreeBounds(32)))
         return cls(Machine(planner, costs, random.Random(3)), costs)
 
 
@@ -67,7 +59,7 @@ def test_a_foreign_profile_does_not_make_speculation_slower_than_plain(believed:
 def test_a_machine_that_changes_its_mood_is_followed() -> None:
     """Rows become dear while the engine runs, as beside another program."""
     costs = FormulaCosts(MACHINES["flat"], noise=0.05, context_cost=0.0)
-    planner = AutoPlanner(CostModel(profile_of(MACHINES["flat"])), PlannerSettings(TreeBounds(32)))
+    planner = AutoPlanner(CostModel(exact_profile(MACHINES["flat"], KNOTS)), PlannerSettings(TreeBounds(32)))
     machine = Machine(planner, costs, random.Random(4))
     requests = [request(index) for index in range(8)]
     machine.steps(300, requests, lambda _: RATES["fair"])
@@ -80,7 +72,7 @@ def test_a_machine_that_changes_its_mood_is_followed() -> None:
 
 def test_predictions_come_within_a_tenth_of_what_steps_take() -> None:
     truth = FormulaCosts(MACHINES["convex"], noise=0.05, context_cost=0.0)
-    model = CostModel(profile_of(MACHINES["flat"]))
+    model = CostModel(exact_profile(MACHINES["flat"], KNOTS))
     dice = random.Random(5)
     sizes = [StepSize(rows, rows, max(1, rows // 3)) for rows in (1, 3, 6, 12, 24, 48)]
     for _ in range(1500):

@@ -7,13 +7,21 @@ import random
 import pytest
 
 from aquiline.engine.acceptance_prior import AcceptancePrior, AcceptancePriors
-from aquiline.engine.cost_curve import Curve
-from aquiline.engine.cost_model import CostModel, CostProfile
+from aquiline.engine.cost_model import CostModel
 from aquiline.engine.forecast import Forecast
 from aquiline.engine.planner import AutoPlanner, PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.speculation import chain
-from tests.engine.synthetic_costs import RATES, FormulaCosts, Machine, best_rate, load_of, request, true_rate
+from tests.engine.synthetic_costs import (
+    RATES,
+    FormulaCosts,
+    Machine,
+    best_rate,
+    exact_profile,
+    load_of,
+    request,
+    true_rate,
+)
 
 STAIRS = (16, 32, 48, 64)
 ROWS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96)
@@ -22,22 +30,6 @@ ROWS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96)
 def stepped(rows: int) -> float:
     """Panels of 16 rows; a row within a panel costs little."""
     return 1.0 + 0.01 * rows + 0.5 * ((rows - 1) // 16)
-
-
-def profile() -> CostProfile:
-    """What an exact measurement gives of it, with the draft of `FormulaCosts`."""
-    return CostProfile(
-        verify=Curve(ROWS, tuple(stepped(rows) for rows in ROWS)),
-        seconds_per_context_token=0.0,
-        seconds_per_row_context=0.0,
-        extend=Curve((1, 256), (0.026, 0.281)),
-        propose_roots=Curve((1, 256), (0.051, 0.306)),
-        level=Curve((1, 256), (0.051, 0.306)),
-        sample_base=0.02,
-        sample_per_row=0.001,
-        host_base=0.0,
-        host_per_request=0.002,
-    )
 
 
 def planned(batch: int, rates_name: str) -> tuple[Forecast, list[int], FormulaCosts]:
@@ -91,7 +83,7 @@ class Moody(FormulaCosts):
 def test_a_profile_of_one_mood_serves_in_all_others(batch: int) -> None:
     """Moods change every 250 steps; 50 steps behind a change the choice is near the best again."""
     costs = Moody(1.0, 1.0)
-    planner = AutoPlanner(CostModel(profile()), PlannerSettings(TreeBounds(32)))
+    planner = AutoPlanner(CostModel(exact_profile(stepped, ROWS)), PlannerSettings(TreeBounds(32)))
     machine = Machine(planner, costs, random.Random(5))
     requests = [request(index) for index in range(batch)]
     machine.steps(200, requests, lambda _: RATES["fair"])
