@@ -10,10 +10,12 @@ import json
 import re
 from dataclasses import dataclass
 
+from aquiline.engine.grammar_characters import literal, rewritten
 from aquiline.engine.grammar_words import require_word
 from aquiline.engine.regex_automaton import LARGE, RegexLimits, regex_rules
 from aquiline.engine.regex_parser import parse_regex
 from aquiline.engine.schema_reader import pattern_name, read_schema
+from aquiline.engine.schema_strings import PLAIN
 from aquiline.errors import InternalError, InvalidParameterError
 from aquiline.guided import GuidedParams
 
@@ -24,7 +26,12 @@ MANY_STATES = 300
 MAX_LAZY_CHARACTERS = 2**15
 # Literals and classes, so that nothing is looked for inside them; then what xgrammar's notation adds to rules.
 ADDITION = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|(?P<name>\(=|[\w.-]+(?=\())', re.DOTALL)
-WRITES_TEXT = "Regex"
+# What a character of a JSON string may be written as. Half characters, which come in pairs or are none, go together.
+ESCAPE_RULE = re.compile(r"^basic_escape ::= .*$", re.MULTILINE)
+ESCAPE = (
+    r'basic_escape ::= ["\\/bfnrt] | "u" (([0-9A-CE-Fa-ce-f] {hex} | [Dd] [0-7]) {hex} {hex}'
+    r' | [Dd] [89ABab] {hex} {hex} "\\u" [Dd] [C-Fc-f] {hex} {hex})'
+).replace("{hex}", "[0-9A-Fa-f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +94,39 @@ def _guide_text(guided: GuidedParams, limits: RegexLimits) -> GuideText:
         rules = regex_rules(parse_regex(guided.regex, "the regex").whole(), "regex", "text", limits)
         return GuideText("\n".join(("root ::= text0", *rules)), len(rules), 0)
     if guided.choice is not None:
-        text = "root ::= " + " | ".join(map(_literal, guided.choice))
+        text = "root ::= " + " | ".join(map(literal, guided.choice))
         return GuideText(text, 0, len(text))
     return _json_grammar(guided, limits)
 
 
-def _ebnf(text: str) -> GuideText:
+def _ebnf(source: str) -> GuideText:
+    text = rewritten(source)
+    printed = _printed(text, source)
+    _refuse_additions(printed)
+    require_word(printed, "grammar")
+    return GuideText(text, 0, len(text))
+
+
+def _printed(text: str, source: str) -> str:
+    """EBNF as xgrammar prints it.
+
+    Args:
+        source: the same with the lines and columns that its author knows.
+    """
     import xgrammar
 
-    text = str(xgrammar.Grammar.from_ebnf(text))
-    _refuse_additions(text)
-    require_word(text, "grammar")
-    return GuideText(text, 0, len(text))
+    try:
+        return str(xgrammar.Grammar.from_ebnf(text))
+    except RuntimeError:
+        xgrammar.Grammar.from_ebnf(source)
+        raise
 
 
 def _refuse_additions(text: str) -> None:
     """xgrammar can also ask for tokens by number, which may be special ones, or look ahead, which it then does not."""
     for found in ADDITION.finditer(text):
         name = found["name"]
-        if name is not None and name != WRITES_TEXT:
+        if name is not None:
             shown = "(=...)" if name == "(=" else f"{name}(...)"
             raise InvalidParameterError(
                 f"the grammar of guided uses {shown}, which GBNF does not have; write rules of texts and classes"
@@ -121,7 +142,7 @@ def _json_grammar(guided: GuidedParams, limits: RegexLimits) -> GuideText:
         converted = xgrammar.Grammar.from_json_schema(schema, any_whitespace=True, max_whitespace_cnt=MAX_WHITESPACE)
     else:
         converted = xgrammar.Grammar.from_json_schema(schema, any_whitespace=False)
-    text = str(converted)
+    text = _with_whole_characters(str(converted))
     rules: list[str] = []
     for number, regex in enumerate(read.texts):
         stands_for = f'Regex("{pattern_name(number)}", json_string=true)'
@@ -137,12 +158,9 @@ def _json_grammar(guided: GuidedParams, limits: RegexLimits) -> GuideText:
     return GuideText(whole, len(rules), len(text))
 
 
-def _literal(text: str) -> str:
-    """A text as EBNF writes it."""
-    return '"' + "".join(map(_literal_character, text)) + '"'
-
-
-def _literal_character(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    return character if character.isprintable() else f"\\U{ord(character):08x}"
+def _with_whole_characters(text: str) -> str:
+    """What xgrammar makes of a JSON schema; there, classes that are negated stand for characters of strings."""
+    text = ESCAPE_RULE.sub(lambda _: ESCAPE, rewritten(text, PLAIN))
+    if '"u" [' in text:
+        raise InternalError("xgrammar's conversion of a JSON schema writes half characters; its version is new")
+    return text

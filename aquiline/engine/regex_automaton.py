@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from aquiline.engine.character_sets import CharacterSet
+from aquiline.engine.grammar_characters import character_class
 from aquiline.engine.regex_parser import Alternatives, Characters, Regex, Repeated, Sequenced
 from aquiline.errors import InvalidParameterError
 
@@ -140,7 +141,10 @@ def regex_rules(regex: Regex, kind: str, name: str, limits: RegexLimits = LARGE)
             if target not in numbers:
                 numbers[target] = len(numbers)
                 waiting.append(target)
-        texts = [f"{_class(intervals)} {name}{numbers[target]}" for target, intervals in options.items()]
+        texts = [
+            f"{character_class(CharacterSet(tuple(intervals)))} {name}{numbers[target]}"
+            for target, intervals in options.items()
+        ]
         texts += ['""'] if end in state else []
         rules.append(f"{name}{numbers[state]} ::= {' | '.join(texts)}")
     return rules
@@ -169,17 +173,3 @@ def _steps(places: _Places, state: frozenset[int], end: int) -> list[tuple[tuple
                 closures[reached] = places.closure(tuple(reached), end)
             steps.append(((edge, following - 1), closures[reached]))
     return steps
-
-
-def _class(intervals: Sequence[tuple[int, int]]) -> str:
-    """A class of characters as EBNF writes it."""
-    return (
-        "["
-        + "".join(_character(first) + (f"-{_character(last)}" if last > first else "") for first, last in intervals)
-        + "]"
-    )
-
-
-def _character(code_point: int) -> str:
-    character = chr(code_point)
-    return character if character.isascii() and character.isalnum() else f"\\U{code_point:08x}"
