@@ -25,7 +25,7 @@ SHARES: Mapping[str, float] = MappingProxyType(
         "other languages": 0.03,
     }
 )
-ANSWER_TEMPERATURES = ((0.0, 0.5), (0.4, 0.25), (0.7, 0.25))
+ANSWER_TEMPERATURES = ((0.0, 0.35), (0.4, 0.1), (0.7, 0.2), (1.0, 0.35))
 
 
 @dataclass(frozen=True)
