@@ -7,18 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aquiline.benchmark.full_batch import full_batch_figures
 from aquiline.benchmark.peak_memory import peak_memory_bytes
 from aquiline.llm import LLM, Conversation
 from aquiline.request import RequestOutput, SamplingParams
 from aquiline.speculation import SpeculationMode
-
-
-@dataclass(frozen=True)
-class Combination:
-    """One row of the sweep."""
-
-    batch_size: int
-    mode: SpeculationMode
 
 
 @dataclass(frozen=True)
@@ -55,7 +48,7 @@ def measure_offline(
 
     Returns:
         A row per combination, ready for JSON. `phases_ms` are milliseconds per committed token; what lies between the
-        steps is in `time_per_committed_token_ms` and in no phase.
+        steps is in `time_per_committed_token_ms` and in no phase. `full_batch` is that of `full_batch_figures`.
     """
     rows: list[dict[str, Any]] = []
     num_done = 0
@@ -63,7 +56,7 @@ def measure_offline(
         runs: list[list[dict[str, Any]]] = [[] for _ in sweep.modes]
         for _ in range(sweep.rounds):
             for mode, found in zip(sweep.modes, runs, strict=True):
-                found.append(_measure(llm, conversations, params, Combination(batch_size, mode)))
+                found.append(_measure(llm, conversations, params, batch_size, mode))
                 num_done += 1
                 if on_run is not None:
                     on_run(num_done)
@@ -72,25 +65,27 @@ def measure_offline(
 
 
 def _measure(
-    llm: LLM, conversations: Sequence[Conversation], params: SamplingParams, combination: Combination
+    llm: LLM, conversations: Sequence[Conversation], params: SamplingParams, batch_size: int, mode: SpeculationMode
 ) -> dict[str, Any]:
     speculative = llm.config.speculative
-    lookup = "off" if combination.mode.is_off else speculative.lookup
+    lookup = "off" if mode.is_off else speculative.lookup
     config = replace(
         llm.config,
-        speculative=replace(speculative, mode=combination.mode, lookup=lookup),
-        scheduler=replace(llm.config.scheduler, max_num_seqs=combination.batch_size),
+        speculative=replace(speculative, mode=mode, lookup=lookup),
+        scheduler=replace(llm.config.scheduler, max_num_seqs=batch_size),
     )
     llm.reconfigured(config).chat(list(conversations[:1]), replace(params, max_tokens=8, min_tokens=0))
     measured = llm.reconfigured(config)
     tally = measured.engine.compare_forecasts()
+    recorder = measured.record_steps()
     started = time.perf_counter()
     outputs = measured.chat(list(conversations), params)
     seconds = time.perf_counter() - started
     return {
-        "batch_size": combination.batch_size,
-        "speculate": combination.mode.text,
+        "batch_size": batch_size,
+        "speculate": mode.text,
         **_figures(outputs, seconds),
+        "full_batch": full_batch_figures(recorder.records, min(batch_size, len(outputs))),
         "phases_ms": _phases(measured, outputs),
         "forecast": tally.figures(),
         "peak_memory_mb": round(peak_memory_bytes() / 2**20, 1),

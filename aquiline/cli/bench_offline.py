@@ -120,8 +120,20 @@ def drawing(rows: Sequence[dict[str, Any]]) -> Group:
         "peak MB": "peak_memory_mb",
     }
     whole = [{name: row[key] for name, key in columns.items()} for row in rows]
+    full = [_full_batch(row) for row in rows]
     phases = [row["phases_ms"] for row in rows]
-    return Group(_table("whole answers", rows, whole), _table("milliseconds per committed token", rows, phases))
+    return Group(
+        _table("whole answers", rows, whole),
+        _table("while the batch was full", rows, full),
+        _table("milliseconds per committed token", rows, phases),
+    )
+
+
+def _full_batch(row: dict[str, Any]) -> dict[str, float]:
+    """Zeros where the batch was never full."""
+    columns = {"tokens/s": "tokens_per_second", "tokens/step": "committed_tokens", "ms/step": "step_ms"}
+    found = row["full_batch"] or dict.fromkeys(columns.values(), 0.0)
+    return {name: found[key] for name, key in columns.items()}
 
 
 def _table(title: str, rows: Sequence[dict[str, Any]], figures: Sequence[dict[str, float]]) -> Table:

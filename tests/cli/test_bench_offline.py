@@ -15,7 +15,7 @@ from aquiline.benchmark import offline
 from aquiline.cli import bench_offline, main
 from aquiline.llm import LLM
 from aquiline.request import SamplingParams
-from aquiline.speculation import parse_speculation
+from aquiline.speculation import SpeculationMode, parse_speculation
 
 LONG_SHAPE = "dynamic:steps=5,topk=4,nodes=16"
 
@@ -28,6 +28,7 @@ def row(batch_size: int, speculate: str) -> dict[str, Any]:
         "tokens_per_second": 1711.25,
         "time_per_committed_token_ms": 1234.56,
         "acceptance_length": 1.75,
+        "full_batch": {"num_steps": 99, "committed_tokens": 1.75, "step_ms": 2.5, "tokens_per_second": 2211.25},
         "phases_ms": {"schedule": 10.25, "draft": 20.25, "verify": 1034.25, "sample": 40.25, "commit": 50.25},
         "peak_memory_mb": 12345.67,
     }
@@ -44,7 +45,8 @@ def test_every_figure_fits_on_80_columns() -> None:
     text = shown([row(1, "off"), row(16, LONG_SHAPE)], width=80)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
-    for figure in ("speculate", "acceptance length", "1711.25", "1234.56", "12345.67", "schedule", "1034.25", "50.25"):
+    figures = ("speculate", "acceptance length", "1711.25", "2211.25", "1234.56", "12345.67", "schedule", "1034.25")
+    for figure in figures:
         assert figure in text
 
 
@@ -89,11 +91,11 @@ def test_modes_take_turns_and_the_median_round_counts(monkeypatch: pytest.Monkey
     turns: list[str] = []
 
     def measured(
-        llm: object, conversations: object, params: object, combination: offline.Combination
+        llm: object, conversations: object, params: object, batch_size: int, mode: SpeculationMode
     ) -> dict[str, Any]:
-        name = combination.mode.text
+        name = mode.text
         turns.append(name)
-        return {**row(combination.batch_size, name), "tokens_per_second": next(speeds[name])}
+        return {**row(batch_size, name), "tokens_per_second": next(speeds[name])}
 
     monkeypatch.setattr(offline, "_measure", measured)
     sweep = offline.Sweep((4,), (parse_speculation("off"), parse_speculation("chain:1")), rounds=3)
