@@ -109,7 +109,13 @@ class StepPlanner(Protocol):
         """Whether trees grow at the present load; if not, a longer known beginning is worth more than a draft."""
 
     def plan(self, load: StepLoad) -> StepPlan:
-        """The plan of the next step; called once per step."""
+        """The plan of the next step."""
+
+    def rest(self) -> StepPlan | None:
+        """The last plan once more, without trees or draft rows, where there is nothing to add for the next step.
+
+        Asked instead of `plan` while the same requests decode on; None: plan it.
+        """
 
     def wants_draft(self, request: Request) -> bool:
         """Whether the draft should follow a request that is about to be admitted."""

@@ -23,10 +23,11 @@ from aquiline.engine.planner_candidates import PLAIN
 from aquiline.engine.planner_knowledge import DraftKnowledge
 from aquiline.engine.planner_probes import Probes, ProbeTree, probe_tree
 from aquiline.engine.planner_reports import observe_times
+from aquiline.engine.planner_rest import IDLE_PLAN, Rests
 from aquiline.engine.planner_shares import plan_of
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import Request
-from aquiline.speculation import NO_TREE, StaticTree
+from aquiline.speculation import StaticTree
 
 # A better choice must be better by this much before it replaces the current one; more to begin or end speculating.
 MARGIN = 0.01
@@ -109,6 +110,7 @@ class AutoPlanner:
         self._objective = settings.objective
         self._debt = settings.debt
         self._probes = Probes()
+        self._rests = Rests()
         self._current = (*PLAIN.key, 0)
         self._num_requests = 0
         self._num_plain_steps = 0
@@ -121,11 +123,24 @@ class AutoPlanner:
 
     def plan(self, load: StepLoad) -> StepPlan:
         """See `StepPlanner`."""
+        self.learns = True
+        plan = self._new_plan(load)
+        self._rests.count(plan)
+        return plan
+
+    def rest(self) -> StepPlan | None:
+        """See `StepPlanner`."""
+        if not self._rests.take():
+            return None
+        self.learns = False
+        return IDLE_PLAN
+
+    def _new_plan(self, load: StepLoad) -> StepPlan:
         if len(self._reports) >= self._num_read_at_once:
             self._read_reports()
         debt = debt_of(load)
         if not load.growing:
-            plan, seconds = StepPlan(NO_TREE, {}, {}), self._spare_seconds(load)
+            plan, seconds = IDLE_PLAN, self._spare_seconds(load)
             whole = seconds + self.costs.other_seconds(load.num_roots, load.num_roots)
             self.last = Forecast(PLAIN, 0, float(load.num_roots), whole, whole, 0.0)
             return self._debt.plan(load, plan, debt, seconds, self.costs, self._use(load, None))
@@ -135,8 +150,9 @@ class AutoPlanner:
         self._current = best.key
         plan = choice.plan
         if decision.probe is not None:
-            self._num_plain_steps += 1
-            plan = self._probes.tree_among_plain(load, best.seconds, decision.probe, self.costs) or plan
+            num_steps = 1 + self._rests.num_rested
+            self._num_plain_steps += num_steps
+            plan = self._probes.tree_among_plain(load, num_steps * best.seconds, decision.probe, self.costs) or plan
         else:
             self._num_plain_steps = 0
             detour = self._probes.next_of(decision.detours)
@@ -149,7 +165,7 @@ class AutoPlanner:
         situation = self._situation_key(load, num_behind)
         last = self._last_choice
         if last is not None and last.situation == situation and last.growing == load.growing:
-            last.num_steps += 1
+            last.num_steps += 1 + self._rests.num_rested
             return last
         self._settle_last_choice()
         kinds = [self.estimator.kind(request) for request in load.growing]

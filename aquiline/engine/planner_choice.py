@@ -68,6 +68,10 @@ class FixedPlanner:
                 return StepPlan(shape)
         return StepPlan()
 
+    def rest(self) -> StepPlan | None:
+        """See `StepPlanner`; its plans cost nothing."""
+        return None
+
     def wants_draft(self, request: Request) -> bool:
         """See `StepPlanner`."""
         return True

@@ -8,15 +8,15 @@ from aquiline.engine.draft_debt import ROWS_AT_ONCE, num_pending
 from aquiline.engine.forecast import Forecast
 from aquiline.engine.plan import StepPlan
 from aquiline.engine.planner_candidates import PLAIN, Candidate
+from aquiline.engine.planner_rest import IDLE_PLAN
 from aquiline.request import Request
-from aquiline.speculation import NO_TREE
 
 
 def plan_of(choice: Forecast, growing: Sequence[Request], kinds: Sequence[int]) -> StepPlan:
     """The plan that a choice stands for; `kinds` of the growing requests."""
     candidate = choice.candidate
     if candidate is PLAIN:
-        return StepPlan(NO_TREE, {}, {})
+        return IDLE_PLAN
     sizes = candidate.num_draft_tokens
     if choice.room:
         held = _within_room(candidate, choice.room, growing, kinds)

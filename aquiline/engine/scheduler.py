@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort_left, insort_right
-from collections.abc import Mapping, Sequence
 
 from aquiline.config import SchedulerConfig, SpeculativeConfig
 from aquiline.engine.cache import BlockCache
 from aquiline.engine.draft_debt import follows_plan, give_up_to_share
 from aquiline.engine.host_tree import NO_NODES, HostTree
 from aquiline.engine.lookup_policy import LookupPolicy
-from aquiline.engine.plan import StepLoad, StepPlan, StepPlanner
+from aquiline.engine.plan import StepPlan, StepPlanner
 from aquiline.engine.request_limits import RequestLimits
 from aquiline.engine.schedule import ScheduledBatch, ScheduledRequest
+from aquiline.engine.step_planning import PREFILL_SHARE, PlannedStep, StepPlanning, held_by
 from aquiline.engine.tree_shares import FittedTrees, fitted, known_within, num_nodes, share_within, within_shape
 from aquiline.errors import ConsistencyError, InvalidParameterError
 from aquiline.request import FinishReason, Request, RequestStatus
 from aquiline.speculation import NO_TREE
-
-# Of the step's rows, one in so many is kept for prefill while any is pending.
-PREFILL_SHARE = 4
-ROUNDED_ROWS = 64
 
 
 class Scheduler:
@@ -73,6 +69,7 @@ class Scheduler:
         self._waiting: list[Request] = []
         # In admission order.
         self._running: list[Request] = []
+        self._planning = StepPlanning(planner, self._lookup, limits, config.max_num_batched_tokens)
         self._max_num_seqs = config.max_num_seqs
         self._free_rows = list(range(config.max_num_seqs))
 
@@ -149,6 +146,7 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
 
     def _release(self, request: Request) -> None:
+        self._planning.forget()
         self._running.remove(request)
         self._cache.free(request)
         heapq.heappush(self._free_rows, request.row)
@@ -164,17 +162,15 @@ class Scheduler:
         preempted = self._reserve_roots()
         num_roots = sum(request.decodes for request in self._running)
         known = self._look_up()
-        growing = self._growing(known)
-        plan = self._planner.plan(self._load(num_roots, known, growing))
-        for request in plan.gives_up:
+        planned = self._planning.plan(self._running, num_roots, known)
+        for request in planned.plan.gives_up:
             request.speculate = False
-        num_tree_rows = sum(self._held(plan, growing).values()) + num_nodes(known)
-        num_prefill_rows = self._most_prefill_rows(num_roots, num_tree_rows)
+        num_prefill_rows = self._most_prefill_rows(num_roots, sum(planned.held.values()) + num_nodes(known))
         if not preempted:
             self._admit_waiting(num_prefill_rows)
         chunks = self._cut_chunks(num_roots, num_prefill_rows)
-        trees = self._reserve_trees(plan, self._fit_trees(plan, known, chunks))
-        return self._batch(chunks, trees, plan, preempted)
+        trees = self._reserve_trees(planned.plan, self._fit_trees(planned, known, chunks))
+        return self._batch(chunks, trees, planned.plan, preempted)
 
     def _reserve_roots(self) -> list[Request]:
         preempted: list[Request] = []
@@ -207,26 +203,6 @@ class Scheduler:
         known = self._lookup.look_up(self._running, self._limits, self._max_batched_tokens)
         return {name: within_shape(tree, self._requests[name].own_shape) for name, tree in known.items()}
 
-    def _load(self, num_roots: int, known: Mapping[str, HostTree], growing: Sequence[Request]) -> StepLoad:
-        num_pending = sum(request.num_uncomputed_tokens for request in self._running) - num_roots
-        num_own_nodes = sum(request.own_shape.num_draft_tokens for request in growing if request.own_shape is not None)
-        num_other_nodes = num_nodes(known) + num_own_nodes
-        left = self._max_batched_tokens - num_roots - num_other_nodes
-        least_prefill = min(num_pending, max(1, self._max_batched_tokens // PREFILL_SHARE))
-        return StepLoad(
-            num_roots=num_roots,
-            growing=[request for request in growing if request.own_shape is None],
-            speculating=[request for request in self._running if request.speculate and request.own_shape is None],
-            context=sum(request.num_computed_tokens for request in self._running if request.decodes),
-            num_other_rows=min(num_pending, max(0, left)) + num_other_nodes,
-            max_draft_tokens=_rounded(max(0, left - least_prefill)),
-        )
-
-    def _held(self, plan: StepPlan, growing: Sequence[Request]) -> dict[str, int]:
-        """Nodes that the draft model should grow for each request, if there are rows and blocks enough."""
-        held = {request.request_id: plan.num_draft_tokens_of(request) for request in growing}
-        return {request_id: size for request_id, size in held.items() if size}
-
     def _most_prefill_rows(self, num_roots: int, num_tree_rows: int) -> int:
         left_by_roots = self._max_batched_tokens - num_roots
         left_by_trees = left_by_roots - num_tree_rows
@@ -243,6 +219,7 @@ class Scheduler:
             del self._waiting[0]
             request.status = RequestStatus.RUNNING
             request.row = heapq.heappop(self._free_rows)
+            self._planning.forget()
             self._running.append(request)
             num_pending += request.num_uncomputed_tokens
 
@@ -263,25 +240,21 @@ class Scheduler:
                 num_left -= chunks[request.request_id]
         return chunks
 
-    def _fit_trees(self, plan: StepPlan, known: dict[str, HostTree], chunks: dict[str, int]) -> FittedTrees:
+    def _fit_trees(self, planned: PlannedStep, known: dict[str, HostTree], chunks: dict[str, int]) -> FittedTrees:
         num_roots = sum(request.decodes for request in self._running)
         num_left = self._max_batched_tokens - num_roots - sum(chunks.values())
         known = known_within(known, num_left)
+        if not planned.held and not known and self._planning.is_settled:
+            return FittedTrees({}, {})
         # Asked again, since a request that was just admitted may decode at once.
-        held = fitted(self._held(plan, self._growing(known)), num_left - num_nodes(known))
-        return FittedTrees(held, known)
-
-    def _growing(self, known: Mapping[str, HostTree]) -> list[Request]:
-        """Running requests for which the draft model is asked for a tree."""
-        return [request for request in self._running if self._grows(request, known.get(request.request_id))]
-
-    def _grows(self, request: Request, tree: HostTree | None) -> bool:
-        is_known = tree is not None and self._lookup.suffices(request.request_id)
-        return self._limits.most_grown_depth(request) > 0 and not is_known
+        held = held_by(planned.plan, self._planning.growing(self._running, known))
+        return FittedTrees(fitted(held, num_left - num_nodes(known)), known)
 
     def _reserve_trees(self, plan: StepPlan, trees: FittedTrees) -> dict[str, ScheduledRequest]:
         """The requests with a tree, with blocks reserved for it."""
         scheduled: dict[str, ScheduledRequest] = {}
+        if not trees.held and not trees.known:
+            return scheduled
         for request in sorted(self._running, key=_urgency):
             most_slots = (len(request.block_ids) + self._cache.num_free_blocks) * self._cache.block_size
             room = most_slots - request.num_tokens
@@ -336,11 +309,6 @@ class Scheduler:
         if self._waiting != sorted(self._waiting, key=_urgency):
             raise ConsistencyError("scheduler: the waiting requests are out of order")
         self._cache.check_integrity(self._running)
-
-
-def _rounded(num_rows: int) -> int:
-    """Many rows to a multiple of `ROUNDED_ROWS`: to the planner, steps with a few looked-up nodes more are alike."""
-    return num_rows if num_rows < 2 * ROUNDED_ROWS else num_rows - num_rows % ROUNDED_ROWS
 
 
 def _urgency(request: Request) -> tuple[int, int]:

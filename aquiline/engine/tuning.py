@@ -113,6 +113,10 @@ class TourPlanner:
         held[load.growing[0].request_id] += fewer
         return StepPlan(shape, held, None if writes else {})
 
+    def rest(self) -> StepPlan | None:
+        """See `StepPlanner`."""
+        return None
+
     def wants_draft(self, request: Request) -> bool:
         """See `StepPlanner`."""
         return True

@@ -5,9 +5,15 @@ from __future__ import annotations
 import random
 
 from aquiline.engine.engine import Engine
-from aquiline.engine.plan import StepLoad, StepPlan, StepReport
+from aquiline.engine.plan import StepLoad, StepPlan, StepPlanner, StepReport
 from aquiline.request import Request
 from aquiline.speculation import NO_TREE, StaticTree
+
+
+def put_planner(engine: Engine, planner: StepPlanner) -> None:
+    """Let a planner decide for an engine that was made with another."""
+    engine.planner = engine.scheduler._planner = engine._observer._planner = planner
+    engine.scheduler._planning._planner = planner
 
 
 class RandomPlanner:
@@ -31,7 +37,7 @@ class RandomPlanner:
     def put_into(cls, engine: Engine, seed: int) -> RandomPlanner:
         """Let it decide for an engine that was made for `auto`."""
         planner = cls(seed)
-        engine.planner = engine.scheduler._planner = engine._observer._planner = planner
+        put_planner(engine, planner)
         return planner
 
     def plan(self, load: StepLoad) -> StepPlan:
@@ -56,6 +62,10 @@ class RandomPlanner:
             widths[parent] += 1
             widths.append(0)
         return StaticTree(tuple(parents), tuple(ranks))
+
+    def rest(self) -> StepPlan | None:
+        """See `StepPlanner`; at random too."""
+        return StepPlan(NO_TREE, {}, {}) if self._dice.random() < 0.3 else None
 
     def wants_draft(self, request: Request) -> bool:
         """See `StepPlanner`."""

@@ -11,7 +11,7 @@ from aquiline.engine.plan import StepLoad, StepPlan
 from aquiline.kernels import cpu
 from aquiline.request import Request, SamplingParams
 from aquiline.speculation import NO_TREE, StaticTree
-from tests.engine.random_planner import RandomPlanner
+from tests.engine.random_planner import RandomPlanner, put_planner
 from tests.engine.scheduler_simulator import Job as SimulatedJob
 from tests.engine.scheduler_simulator import Limits, Simulator, solo_stream
 from tests.engine.test_equality import VARIED_JOBS, speculate_by_script
@@ -76,7 +76,7 @@ def test_a_prompt_stays_shareable_while_its_answer_is_in_debt() -> None:
             return StepPlan(NO_TREE, {}, late)
 
     engine = make_engine(TinySettings("auto", check_consistency=True))
-    engine.planner = engine.scheduler._planner = engine._observer._planner = PlainPlanner(0)
+    put_planner(engine, PlainPlanner(0))
     prompt, params = tuple(range(20)), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     engine.add_request("first", prompt, params)
     for _ in range(8):
@@ -100,7 +100,7 @@ def test_best_first_numbering_grows_the_same_tokens_as_level_by_level() -> None:
                 return StepPlan(shape)
 
         engine = make_engine(TinySettings("auto", check_consistency=True))
-        engine.planner = engine.scheduler._planner = engine._observer._planner = OneShape(0)
+        put_planner(engine, OneShape(0))
         outputs = run_jobs(engine, VARIED_JOBS[:2])
         figures = [sample.speculation for output in outputs.values() for sample in output.outputs]
         runs.append([(figure.num_verify_steps, figure.num_accepted_draft_tokens) for figure in figures])
@@ -124,7 +124,7 @@ def test_while_nothing_speculates_a_longer_beginning_is_worth_more_than_a_draft(
     """Answers in debt leave blocks without draft rows; the next turn takes them, or computes them with its draft."""
     engine = make_engine(TinySettings("auto", check_consistency=True))
     planner = LazyPlanner(0)
-    engine.planner = engine.scheduler._planner = engine._observer._planner = planner
+    put_planner(engine, planner)
     prompt = tuple(range(14))
     first = Job(prompt, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
     answer = run_jobs(engine, [first])["0"].outputs[0].token_ids
