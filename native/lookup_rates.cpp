@@ -32,6 +32,12 @@ void SharedRates::observe(std::size_t cell, bool came_true) {
     }
 }
 
+SourceRates::SourceRates(RateRules rules) {
+    const std::shared_ptr<const RateRules> shared = checked(std::move(rules));
+    own = std::make_shared<SharedRates>(shared);
+    history = std::make_shared<SharedRates>(shared);
+}
+
 RequestRates::RequestRates(std::shared_ptr<SharedRates> shared) : shared_(std::move(shared)) {
     const std::size_t num_cells = rules().generic_rates.size();
     trials_.assign(num_cells, 0.0);

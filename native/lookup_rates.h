@@ -39,6 +39,13 @@ private:
     std::vector<double> trials_, hits_;
 };
 
+// Rates of guesses from requests' own texts, and from a history of outputs.
+struct SourceRates {
+    explicit SourceRates(RateRules rules);
+
+    std::shared_ptr<SharedRates> own, history;
+};
+
 // Rates of one request, drawn towards the shared ones as long as it has seen little.
 class RequestRates {
 public:

@@ -22,20 +22,18 @@ void OutputHistory::add(const std::vector<std::int32_t>& tokens) {
     newer_->automaton.append(-++num_texts_);
 }
 
-LookupMemory::LookupMemory(RateRules rules, std::int64_t history_tokens) {
-    const std::shared_ptr<const RateRules> shared = checked(std::move(rules));
-    rates = std::make_shared<SharedRates>(shared);
-    history_rates = std::make_shared<SharedRates>(shared);
+LookupMemory::LookupMemory(RateRules greedy_rules, RateRules sampled_rules, std::int64_t history_tokens)
+    : greedy(std::move(greedy_rules)), sampled(std::move(sampled_rules)) {
     if (history_tokens > 0) history = std::make_unique<OutputHistory>(history_tokens);
 }
 
-LookupReader::LookupReader(std::shared_ptr<const LookupMemory> memory, std::int64_t num_prompt_tokens,
+LookupReader::LookupReader(std::shared_ptr<const LookupMemory> memory, bool is_sampled, std::int64_t num_prompt_tokens,
                            std::int64_t num_again)
     : memory_(std::move(memory)),
       num_prompt_tokens_(num_prompt_tokens),
       num_again_(num_again),
-      own_rates_(memory_->rates),
-      history_rates_(memory_->history_rates) {
+      own_rates_(memory_->rates(is_sampled).own),
+      history_rates_(memory_->rates(is_sampled).history) {
     if (history() == nullptr) return;
     for (const bool is_older : {false, true}) halves_.push_back({is_older, history()->half(is_older), {}});
 }

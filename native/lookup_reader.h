@@ -29,9 +29,11 @@ private:
 
 // What all requests of an engine share.
 struct LookupMemory {
-    LookupMemory(RateRules rules, std::int64_t history_tokens);
+    LookupMemory(RateRules greedy, RateRules sampled, std::int64_t history_tokens);
 
-    std::shared_ptr<SharedRates> rates, history_rates;
+    const SourceRates& rates(bool is_sampled) const { return is_sampled ? sampled : greedy; }
+
+    SourceRates greedy, sampled;  // of requests that take the likeliest token, and of those that draw
     std::unique_ptr<OutputHistory> history;  // nullptr: none is kept
 };
 
@@ -46,7 +48,8 @@ struct GuessStart {
 class LookupReader {
 public:
     // `num_again`: a reader of a half that was exchanged begins anew with so many of its last tokens.
-    LookupReader(std::shared_ptr<const LookupMemory> memory, std::int64_t num_prompt_tokens, std::int64_t num_again);
+    LookupReader(std::shared_ptr<const LookupMemory> memory, bool is_sampled, std::int64_t num_prompt_tokens,
+                 std::int64_t num_again);
 
     std::int64_t num_read() const { return num_read_; }
     // Takes in `tokens`, which stand behind those that were read; `last` are the last ones of the whole text.

@@ -107,15 +107,17 @@ void bind_lookup(nb::module_& module) {
     module.def("rate_rules", rate_rules, "length_ends"_a, "generic_rates"_a, "weight_of_generic"_a,
                "weight_of_shared"_a, "most_trials"_a);
     nb::class_<LookupMemory>(module, "LookupMemory")
-        .def(nb::init<RateRules, std::int64_t>(), "rules"_a, "history_tokens"_a)
+        .def(nb::init<RateRules, RateRules, std::int64_t>(), "greedy"_a, "sampled"_a, "history_tokens"_a)
         .def("remember", remember, "token_ids"_a)
         .def_prop_ro("num_history_bytes",
                      [](const LookupMemory& self) { return self.history == nullptr ? 0 : self.history->num_bytes(); });
     nb::class_<LookupReader>(module, "LookupReader")
         .def("__init__",
-             [](LookupReader* self, std::shared_ptr<LookupMemory> memory, std::int64_t num_prompt_tokens,
-                std::int64_t num_again) { new (self) LookupReader(std::move(memory), num_prompt_tokens, num_again); },
-             "memory"_a, "num_prompt_tokens"_a, "num_again"_a)
+             [](LookupReader* self, std::shared_ptr<LookupMemory> memory, bool is_sampled,
+                std::int64_t num_prompt_tokens, std::int64_t num_again) {
+                 new (self) LookupReader(std::move(memory), is_sampled, num_prompt_tokens, num_again);
+             },
+             "memory"_a, "is_sampled"_a, "num_prompt_tokens"_a, "num_again"_a)
         .def("read", read, "token_ids"_a)
         .def_prop_ro("num_bytes", &LookupReader::num_bytes);
     nb::class_<RowWorth>(module, "LookupWorth")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from aquiline.engine.commit import CommittedRequest
 from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.guidance import Guidance
@@ -77,17 +75,16 @@ class DeviceState:
         for item in committed:
             request = item.request
             first_position = request.num_computed_tokens - len(item.computed_rows)
-            rows = [first_rows[request.request_id] + row for row in item.computed_rows]
-            store.append(request.row, _rows_of(states.features, rows))
+            first_row = first_rows[request.request_id]
+            rows = [first_row + row for row in item.computed_rows]
+            first, count = rows[0], len(rows)
+            if rows[-1] == first + count - 1:
+                store.append(request.row, states.features, first, first + count)
+            else:
+                store.append(request.row, states.features[rows])
             for position, row in enumerate(rows, first_position):
                 if position % block_size == block_size - 1:
                     full_blocks.append(request.block_ids[position // block_size])
                     full_block_rows.append(row)
         if full_blocks:
             store.keep_with_blocks(full_blocks, states.features[full_block_rows])
-
-
-def _rows_of(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    """Some rows, in ascending order; a view where they lie side by side."""
-    first, count = rows[0], len(rows)
-    return tensor[first : first + count] if rows[-1] == first + count - 1 else tensor[list(rows)]

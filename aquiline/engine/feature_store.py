@@ -28,6 +28,15 @@ class RowCount:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Rows first..end - 1 of some features; nothing is copied, nor a view made, until they are asked for."""
+
+    features: Tensor
+    first: int
+    end: int
+
+
 class FeatureStore:
     """Pending features by device row, and one feature per block.
 
@@ -38,22 +47,22 @@ class FeatureStore:
     def __init__(self, num_blocks: int, block_size: int, feature_size: int, memory: MemoryKind) -> None:
         self._block_size = block_size
         self._block_rows = memory.unwritten(num_blocks, feature_size)
-        self._pending: dict[int, deque[Tensor]] = {}
+        self._pending: dict[int, deque[_Span]] = {}
 
     def admit(self, request: Request) -> None:
         """Start a request's row; after a prefix hit the feature of the last cached token is pending."""
         self._pending[request.row] = deque()
         if request.num_computed_tokens:
             last_block = request.block_ids[request.num_computed_tokens // self._block_size - 1]
-            self._pending[request.row].append(self._block_rows[last_block : last_block + 1])
+            self._pending[request.row].append(_Span(self._block_rows, last_block, last_block + 1))
 
     def release(self, row: int) -> None:
         """Forget a row."""
         self._pending.pop(row, None)
 
-    def append(self, row: int, features: Tensor) -> None:
-        """Add features [num_tokens, feature_size] of the request's newly computed tokens."""
-        self._pending[row].append(features)
+    def append(self, row: int, features: Tensor, first: int = 0, end: int | None = None) -> None:
+        """Add features [first:end] of [num_rows, feature_size]: those of the request's newly computed tokens."""
+        self._pending[row].append(_Span(features, first, len(features) if end is None else end))
 
     def take(self, counts: Sequence[RowCount]) -> Tensor:
         """Hand over the first pending features of some rows, one row after the other: [num_tokens, feature_size].
@@ -65,17 +74,18 @@ class FeatureStore:
         for each in counts:
             left, pending = each.count, self._pending[each.row]
             while left > 0:
-                features = pending.popleft()
-                if len(features) > left:
-                    pending.appendleft(features[left:])
-                    features = features[:left]
-                taken.append(features)
-                left -= len(features)
+                span = pending.popleft()
+                end = min(span.end, span.first + left)
+                if end < span.end:
+                    pending.appendleft(_Span(span.features, end, span.end))
+                taken.append(span.features[span.first : end])
+                left -= end - span.first
         return torch.cat(taken)
 
     def pending(self, row: int) -> Tensor:
         """What is pending of one row, left in place: [num_tokens, feature_size]."""
-        return torch.cat([self._block_rows[:0], *self._pending[row]])
+        spans = [span.features[span.first : span.end] for span in self._pending[row]]
+        return torch.cat([self._block_rows[:0], *spans])
 
     def keep_with_blocks(self, block_ids: Sequence[int], features: Tensor) -> None:
         """Remember the feature of the last token of each block; features [num_blocks, feature_size]."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from aquiline.engine.host_tree import HostTree
 from aquiline.engine.lookup_growth import grow_trees
-from aquiline.engine.lookup_rates import SharedRates
+from aquiline.engine.lookup_rates import SourceRates
 from aquiline.engine.lookup_reader import LookupReader
 from aquiline.engine.output_history import OutputHistory
 from aquiline.engine.row_worth import RowWorth
@@ -74,8 +74,7 @@ class Lookup:
 
     def __init__(self, history_tokens: int = 0) -> None:
         self._history = OutputHistory(history_tokens) if history_tokens else None
-        self._rates = SharedRates()
-        self._history_rates = SharedRates()
+        self._rates = {is_sampled: SourceRates(is_sampled) for is_sampled in (False, True)}
         self._readers: dict[str, LookupReader] = {}
 
     @property
@@ -103,7 +102,8 @@ class Lookup:
     def _reader(self, request: Request) -> LookupReader:
         reader = self._readers.get(request.request_id)
         if reader is None:
-            reader = self._readers[request.request_id] = LookupReader(self._rates, self._history_rates, self._history)
+            rates = self._rates[request.params.temperature > 0.0]
+            reader = self._readers[request.request_id] = LookupReader(rates, self._history)
         return reader
 
     def forget(self, request: Request) -> None:

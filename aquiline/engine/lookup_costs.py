@@ -23,7 +23,7 @@ STEPS_OF_A_REST = 3
 MOST_KNOWN_LOADS = 64
 SHORTEST_CONTEXT = 128
 # What the host does for trees, as a share of all that it does in a step; and of a generic step with one row.
-TREE_SHARE_OF_HOST = 0.25
+TREE_SHARE_OF_HOST = 0.6
 TREE_SHARE_OF_STEP = 0.02
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from aquiline.engine.host_tree import NO_NODES, HostTree
 from aquiline.engine.lookup import Lookup, LookupIndex
 from aquiline.engine.lookup_rates import (
-    GENERIC_RATES,
     LENGTH_CLASSES,
     MOST_TRIALS,
     WEIGHT_OF_GENERIC,
     WEIGHT_OF_SHARED,
+    generic_rates,
 )
 from aquiline.engine.output_history import TOKENS_READ_AGAIN
 from aquiline.engine.row_worth import RowWorth
@@ -40,9 +40,13 @@ class NativeLookup:
 
     def __init__(self, history_tokens: int = 0) -> None:
         module = native()
-        rates = [rate for kind in GENERIC_RATES for rate in kind]
-        rules = module.rate_rules(list(LENGTH_CLASSES), rates, WEIGHT_OF_GENERIC, WEIGHT_OF_SHARED, MOST_TRIALS)
-        self._memory: _native.LookupMemory = module.LookupMemory(rules, history_tokens)
+        greedy, sampled = (
+            module.rate_rules(
+                list(LENGTH_CLASSES), generic_rates(is_sampled), WEIGHT_OF_GENERIC, WEIGHT_OF_SHARED, MOST_TRIALS
+            )
+            for is_sampled in (False, True)
+        )
+        self._memory: _native.LookupMemory = module.LookupMemory(greedy, sampled, history_tokens)
         self._keeps_history = history_tokens > 0
         self._new_reader = module.LookupReader
         self._new_worth = module.LookupWorth
@@ -88,7 +92,9 @@ class NativeLookup:
         return [NO_NODES if columns is None else HostTree(*columns) for columns in found]
 
     def _reader(self, request: Request) -> _native.LookupReader:
-        reader: _native.LookupReader = self._new_reader(self._memory, request.num_prompt_tokens, TOKENS_READ_AGAIN)
+        reader: _native.LookupReader = self._new_reader(
+            self._memory, request.params.temperature > 0.0, request.num_prompt_tokens, TOKENS_READ_AGAIN
+        )
         self._readers[request.request_id] = reader
         return reader
 

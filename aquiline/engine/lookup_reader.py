@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from aquiline.engine.lookup_rates import RequestRates, SharedRates
+from aquiline.engine.lookup_rates import RequestRates, SourceRates
 from aquiline.engine.output_history import HistoryReader, OutputHistory
 from aquiline.engine.suffix_automaton import Match
 from aquiline.engine.suffix_guesses import GuessSource
@@ -13,11 +13,11 @@ from aquiline.engine.suffix_guesses import GuessSource
 class LookupReader:
     """One request's place in all sources of guesses, and the rates of each."""
 
-    def __init__(self, rates: SharedRates, history_rates: SharedRates, history: OutputHistory | None) -> None:
+    def __init__(self, rates: SourceRates, history: OutputHistory | None) -> None:
         self.num_read = 0
         self._own = GuessSource()
-        self._own_rates = RequestRates(rates)
-        self._history_rates = RequestRates(history_rates)
+        self._own_rates = RequestRates(rates.own)
+        self._history_rates = RequestRates(rates.history)
         self._halves = [] if history is None else [HistoryReader(history, is_older) for is_older in (False, True)]
 
     def read(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:

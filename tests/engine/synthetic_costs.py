@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from aquiline.engine.cost_curve import Curve
 from aquiline.engine.cost_model import CostProfile, StepSeconds, StepSize
-from aquiline.engine.plan import StepLoad, StepReport, TreeOutcome
+from aquiline.engine.plan import StepLoad, StepPlan, StepReport, TreeOutcome
 from aquiline.engine.planner import AutoPlanner
 from aquiline.request import Request, SamplingParams
 from aquiline.speculation import NO_TREE, StaticTree, chain, tree_from_branching
@@ -245,7 +245,7 @@ class Run:
 
 @dataclass
 class Machine:
-    """Runs steps as a planner wants them and reports them back."""
+    """Runs steps as a planner wants them and reports them back; within a call the same requests decode on."""
 
     planner: AutoPlanner
     costs: FormulaCosts
@@ -255,12 +255,13 @@ class Machine:
     def steps(
         self, num_steps: int, requests: Sequence[Request], rates: Callable[[Request], Sequence[Sequence[float]]]
     ) -> Run:
-        for _ in range(num_steps):
-            self._step(load_of(requests), rates)
+        for step in range(num_steps):
+            load = load_of(requests)
+            plan = self.planner.rest() if step else None
+            self._step(load, plan or self.planner.plan(load), rates)
         return self.run
 
-    def _step(self, load: StepLoad, rates: Callable[[Request], Sequence[Sequence[float]]]) -> None:
-        plan = self.planner.plan(load)
+    def _step(self, load: StepLoad, plan: StepPlan, rates: Callable[[Request], Sequence[Sequence[float]]]) -> None:
         shape = plan.shape
         assert isinstance(shape, StaticTree)
         held = plan.num_draft_tokens or {}
@@ -283,7 +284,8 @@ class Machine:
         if not any(sizes) and new_rows:
             draft = self.costs.draft_seconds(new_rows, ())
             seconds = StepSeconds(seconds.verify, draft, seconds.sample, seconds.host)
-        self.planner.observe(StepReport(shape, size_of_step, self._noisy(seconds), tuple(outcomes)))
+        if self.planner.learns:
+            self.planner.observe(StepReport(shape, size_of_step, self._noisy(seconds), tuple(outcomes)))
         self.run.choices.append(sum(sizes))
         self.run.keys.append(self.planner.last.candidate.key if self.planner.last else (-1, 0))
         self.run.committed.append(committed)

@@ -38,7 +38,9 @@ class Player:
     ) -> tuple[list[HostTree], float, bool]:
         requests, depths = [], []
         for name, tokens in grown.items():
-            request = self.requests.setdefault(name, Request(name, tuple(tokens), SamplingParams(), seed=0))
+            request = self.requests.setdefault(
+                name, Request(name, tuple(tokens), SamplingParams(temperature=float(name == "b")), seed=0)
+            )
             if request.num_tokens > len(tokens) or request.token_ids != tokens:
                 request.token_ids += tokens
             requests.append(request)

@@ -1,0 +1,104 @@
+"""Plain steps under the planner need no thought, as long as nothing changes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from aquiline.engine.cost_model import GENERIC_PROFILE, CostModel
+from aquiline.engine.plan import StepPlan
+from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.planner_rest import IDLE_PLAN, MOST_STEPS_OF_A_REST, Rests
+from aquiline.engine.tree_families import TreeBounds
+from aquiline.request import SamplingParams
+from aquiline.speculation import chain
+from tests.engine.random_planner import put_planner
+from tests.engine.synthetic_costs import RATES, FormulaCosts, Machine, request
+from tests.engine.workloads import make_engine
+from tests.tiny import TinySettings
+
+
+def test_rests_grow_as_in_the_worked_example() -> None:
+    rests = Rests()
+    lengths = []
+    for _ in range(9):
+        rests.count(IDLE_PLAN)
+        while rests.take():
+            pass
+        lengths.append(rests.num_rested)
+    assert lengths == [0, 0, 0, 1, 2, 4, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        StepPlan(chain(1), {"a": 1}, {}),
+        StepPlan(num_draft_tokens={}, num_new_draft_rows={"a": 3}),
+        StepPlan(num_draft_tokens={}, num_new_draft_rows={}, gives_up=[request(0)]),
+    ],
+)
+def test_a_plan_that_asks_for_something_ends_the_rest(plan: StepPlan) -> None:
+    rests = Rests()
+    for _ in range(20):
+        rests.count(IDLE_PLAN)
+    rests.count(plan)
+    assert not rests.take()
+    for _ in range(3):
+        rests.count(IDLE_PLAN)
+        assert not rests.take()
+    rests.count(IDLE_PLAN)
+    assert rests.take() and not rests.take()
+
+
+def counted(planner: AutoPlanner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one for every plan that is made."""
+    plans: list[int] = []
+    plan = planner.plan
+
+    def count(load):  # type: ignore[no-untyped-def]
+        plans.append(load.num_roots)
+        return plan(load)
+
+    monkeypatch.setattr(planner, "plan", count)
+    return plans
+
+
+@pytest.mark.parametrize(("rates_name", "most_plans"), [("useless", 60), ("good", 300)])
+def test_few_plain_steps_are_planned_and_all_steps_with_trees(
+    rates_name: str, most_plans: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = FormulaCosts(GENERIC_PROFILE.verify.at, context_cost=0.0)
+    machine = Machine(AutoPlanner(CostModel(), PlannerSettings(TreeBounds(8))), costs, random.Random(1))
+    requests = [request(index) for index in range(2)]
+    machine.steps(150, requests, lambda _: RATES[rates_name])
+    plans = counted(machine.planner, monkeypatch)
+    run = machine.steps(300, requests, lambda _: RATES[rates_name])
+    assert len(plans) <= most_plans
+    if rates_name == "useless":
+        assert len(plans) >= 300 // (MOST_STEPS_OF_A_REST + 1)
+        assert sum(run.choices[-300:]) <= 8
+    else:
+        assert len(plans) == 300
+
+
+def test_a_request_that_comes_or_goes_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(TinySettings("auto"))
+    planner = AutoPlanner(CostModel(learns=False), PlannerSettings(TreeBounds(4)))
+    put_planner(engine, planner)
+    monkeypatch.setattr(planner, "_new_plan", lambda load: IDLE_PLAN)
+    plans = counted(planner, monkeypatch)
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    engine.add_request("first", (1, 2, 3), params)
+    for _ in range(30):
+        engine.step()
+    assert len(plans) < 15
+    before = len(plans)
+    engine.add_request("second", (4, 5, 6), params)
+    for _ in range(2):
+        engine.step()
+    assert plans[before:][-1] == 2
+    engine.abort("first")
+    before = len(plans)
+    engine.step()
+    assert plans[before:] == [1]
