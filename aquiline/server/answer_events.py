@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aquiline.server.answers import Answer, EventWriter
-from aquiline.server.sse import event
 from aquiline.server.submission import Submission
 
 
@@ -22,6 +21,11 @@ class AnswerEvents:
     def is_over(self) -> bool:
         """Whether every prompt is answered and told."""
         return not self._num_unfinished
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether `take` will raise."""
+        return self._submission.has_failed
 
     def subscribe(self, on_news: Callable[[], None]) -> None:
         """Have `on_news` called whenever the engine has told something."""
@@ -41,4 +45,4 @@ class AnswerEvents:
             self._num_unfinished -= progress.output.finished
         if self.is_over:
             events += self._writer.closing()
-        return b"".join(map(event, events))
+        return b"".join(events)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from aquiline.request import FinishReason, RequestOutput
 from aquiline.server.figures import aquiline_of, usage_of
+from aquiline.server.sse import event, on_one_line
 from aquiline.server.submission import Progress
 
 Json = dict[str, Any]
@@ -84,26 +85,29 @@ class Answer(Protocol):
 
 
 class EventWriter:
-    """The events of one answer, as objects."""
+    """The events of one answer, as bytes; all that they have in common is written once."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._wants_usage = answer.options.wants_stream_usage
         self._latest: dict[int, RequestOutput] = {}
+        self._empty = answer.head.chunk([]) | ({"usage": None} if answer.options.wants_stream_usage else {})
+        before, _, after = event(self._empty).rpartition(b'"choices":[]')
+        self._before, self._after = before + b'"choices":[', b"]" + after
 
-    def opening(self) -> list[Json]:
+    def opening(self) -> list[bytes]:
         """Events that are sent before anything is computed."""
-        return [self._event([choice]) for choice in self._answer.opening()]
+        return [self._event(choice) for choice in self._answer.opening()]
 
-    def advance(self, news: Sequence[Progress]) -> list[Json]:
+    def advance(self, news: Sequence[Progress]) -> list[bytes]:
         """Events that tell what is new."""
         events = []
         for progress in news:
             self._latest[progress.index] = progress.output
-            events += [self._event([choice]) for choice in self._answer.choices(progress)]
+            for choice in self._answer.choices(progress):
+                events.append(self._event(choice))
         return events
 
-    def closing(self) -> list[Json]:
+    def closing(self) -> list[bytes]:
         """An event after the last token with usage and figures, if they were asked for."""
         options = self._answer.options
         outputs = [self._latest[index] for index in sorted(self._latest)]
@@ -112,13 +116,10 @@ class EventWriter:
             extras["aquiline"] = aquiline_of(outputs)
         if options.wants_stream_usage:
             extras["usage"] = usage_of(outputs, options.drops_output)
-        return [self._event([]) | extras] if extras else []
+        return [event(self._empty | extras)] if extras else []
 
-    def _event(self, choices: list[Json]) -> Json:
-        event = self._answer.head.chunk(choices)
-        if self._wants_usage:
-            event["usage"] = None
-        return event
+    def _event(self, choice: Json) -> bytes:
+        return self._before + on_one_line(choice) + self._after
 
 
 def whole_answer(answer: Answer, final: Sequence[Progress]) -> Json:

@@ -5,6 +5,9 @@
 
 At most so many connections are open. One more closes the one that has been waiting for the longest time; where none
 waits, because all are being answered, the new one is turned away.
+
+Who reads slowly is not written to until there is room, and who does not read at all is cut off after the time that a
+request may take.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from aquiline.server.body_writer import FULL_BYTES, BodyWriter
 from aquiline.server.errors import Failure, late_failure
 from aquiline.server.settings import ServerSettings
 
@@ -27,12 +31,15 @@ class ConnectionLimits:
     """What the connections of one server share.
 
     Attributes:
+        seconds: within which a request has to be here; 0 never mind.
+        seconds_to_read: within which an answer has to be taken; 0 never mind.
         waiting: connections of which nobody waits for an answer, the longest first.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
         self.max_connections = settings.max_connections
         self.seconds = settings.request_body_timeout
+        self.seconds_to_read = settings.request_timeout
         self.waiting: dict[TimedProtocol, None] = {}
 
 
@@ -43,12 +50,14 @@ class TimedProtocol(HttpToolsProtocol):
         super().__init__(**settings)
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._has_begun = False
         self._has_head = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=FULL_BYTES)
         if len(self.connections) > self._limits.max_connections:
             longest = next(iter(self._limits.waiting), None)
             if longest is None:
@@ -63,7 +72,20 @@ class TimedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone."""
         self._stop_waiting()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client has to read before more is written."""
+        super().pause_writing()
+        self._watch_unread()
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        super().resume_writing()
+        self._stop_watching()
+        if self._is_waiting:
+            self._watch_unread()
 
     def on_message_begin(self) -> None:
         """The first byte of a request is here."""
@@ -75,6 +97,9 @@ class TimedProtocol(HttpToolsProtocol):
         """All but the body of a request is here."""
         super().on_headers_complete()
         self._has_head = True
+        # Its task begins with the next turn of the event loop, so that it finds this.
+        if self.cycle is not None and self.cycle.scope is self.scope:
+            self.scope["state"]["body_writer"] = BodyWriter(self.cycle, self.flow, self.transport)
 
     def on_message_complete(self) -> None:
         """The last byte of a request is here."""
@@ -90,10 +115,15 @@ class TimedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_waiting and not self.transport.is_closing():
             self._limits.waiting[self] = None
+        if self.transport.get_write_buffer_size():
+            self._watch_unread()
 
     def leave(self) -> None:
         """Make room for others."""
-        if self._is_being_read:
+        if self.transport.get_write_buffer_size():
+            self._stop_waiting()
+            self.transport.abort()
+        elif self._is_being_read:
             self._turn_away(late_failure(self._limits.seconds))
         else:
             self._stop_waiting()
@@ -136,6 +166,20 @@ class TimedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(SECONDS_TO_ANSWER, self.transport.abort)
         else:
             self.leave()
+
+    def _watch_unread(self) -> None:
+        if self._limits.seconds_to_read and self._unread_timer is None:
+            self._unread_timer = self.loop.call_later(self._limits.seconds_to_read, self._cut_off)
+
+    def _stop_watching(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _cut_off(self) -> None:
+        self._unread_timer = None
+        if self.flow.write_paused or (self._is_waiting and self.transport.get_write_buffer_size()):
+            self.transport.abort()
 
     def _turn_away(self, failure: Failure) -> None:
         """Answer before there is a request that the application could answer."""

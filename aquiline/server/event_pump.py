@@ -7,11 +7,8 @@ So whoever brings the news writes as well, and a task takes over only where the 
 from __future__ import annotations
 
 import asyncio
-import types
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Protocol
-
-from starlette.types import Send
+from collections.abc import Callable
+from typing import Protocol
 
 
 class EventSource(Protocol):
@@ -31,16 +28,30 @@ class EventSource(Protocol):
     def is_over(self) -> bool:
         """Whether nothing will come any more."""
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether `take` will raise."""
+
+
+class Body(Protocol):
+    """Where events go."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has to read before more is written."""
+
+    def write(self, part: bytes) -> None:
+        """Send a part."""
+
+    async def emptied(self) -> None:
+        """Wait until it is not full."""
+
 
 class EventPump:
-    """Sends the events of one answer.
+    """Sends the events of one answer."""
 
-    Args:
-        send: takes the parts of a body, as in ASGI.
-    """
-
-    def __init__(self, send: Send, source: EventSource) -> None:
-        self._send = send
+    def __init__(self, body: Body, source: EventSource) -> None:
+        self._body = body
         self._source = source
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._slow: asyncio.Task[None] | None = None
@@ -49,7 +60,7 @@ class EventPump:
         """Send until the source is over.
 
         Raises:
-            AquilineError: the answer cannot go on.
+            AquilineError: the answer cannot go on; a client that does not read holds this up no longer.
         """
         self._source.subscribe(self._advance)
         self._advance()
@@ -61,62 +72,25 @@ class EventPump:
 
     def _advance(self) -> None:
         """Send what is new, unless the client has not yet taken what was sent before."""
-        if self._slow is not None or self._over.done():
+        if self._over.done() or (self._slow is not None and not self._source.has_failed):
             return
         # Whatever goes wrong belongs to the task of this answer, and not to whoever brings news to all answers.
         try:
-            rest = begun(self._send_part())
+            if self._body.is_full and not self._source.has_failed:
+                self._slow = asyncio.ensure_future(self._body.emptied())
+                self._slow.add_done_callback(self._catch_up)
+                return
+            part = self._source.take()
+            if part:
+                self._body.write(part)
         except Exception as error:
             self._over.set_exception(error)
             return
-        if rest is not None:
-            self._slow = asyncio.ensure_future(rest)
-            self._slow.add_done_callback(self._catch_up)
-        elif self._source.is_over:
+        if self._source.is_over:
             self._over.set_result(None)
 
-    async def _send_part(self) -> None:
-        part = self._source.take()
-        if part:
-            await self._send({"type": "http.response.body", "body": part, "more_body": True})
-
-    def _catch_up(self, sent: asyncio.Task[None]) -> None:
-        """The client is as far as the server again; meanwhile there may be news."""
+    def _catch_up(self, emptied: asyncio.Task[None]) -> None:
+        """The client has read; meanwhile there may be news."""
         self._slow = None
-        if sent.cancelled() or self._over.done():
-            return
-        error = sent.exception()
-        if error is not None:
-            self._over.set_exception(error)
-        elif self._source.is_over:
-            self._over.set_result(None)
-        else:
+        if not emptied.cancelled():
             self._advance()
-
-
-def begun(work: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
-    """Do the part of some work that needs no waiting, at once and without a task.
-
-    Returns:
-        The rest of the work; None when it is done.
-    """
-    try:
-        waits_for = work.send(None)
-    except StopIteration:
-        return None
-    return _rest(work, waits_for)
-
-
-async def _rest(work: Coroutine[Any, Any, None], waits_for: object) -> None:
-    await _resumed(work, waits_for)
-
-
-@types.coroutine
-def _resumed(work: Coroutine[Any, Any, None], waits_for: object) -> Generator[object, None, None]:
-    """Go on with a coroutine that has begun, when the future that it waits for is done."""
-    try:
-        yield waits_for
-    except BaseException:
-        work.close()
-        raise
-    yield from work

@@ -31,14 +31,12 @@ class RequestRecord:
     """What is known about one HTTP request when it ends; never its prompt or answer.
 
     Attributes:
-        send: takes what is answered, past everything that is inside of the log.
         figures: added by routes: token counts, finish reasons and the like.
     """
 
     request_id: str
     method: str
     path: str
-    send: Send
     started_at: float = field(default_factory=time.perf_counter)
     status: int = 0
     figures: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +55,7 @@ class RequestLog:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else secrets.token_hex(12)
-        record = RequestRecord(request_id, scope["method"], scope["path"], send)
+        record = RequestRecord(request_id, scope["method"], scope["path"])
         scope.setdefault("state", {})["record"] = record
 
         async def send_named(message: Message) -> None:

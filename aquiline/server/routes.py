@@ -45,8 +45,8 @@ STREAM: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
 router = APIRouter()
 
 
-def service_of(request: Request) -> Service:
-    """The service behind the application."""
+async def service_of(request: Request) -> Service:
+    """The service behind the application; a plain function would take a turn in a thread for every request."""
     service: Service = request.app.state.service
     return service
 

@@ -180,8 +180,8 @@ class Service:
     async def _answer(self, ask: Ask, request: Request) -> Response:
         guided = ask.requests[0].params.guided
         grammar = None if guided is None else await unless_gone(request.receive, self._compile(guided))
-        asked = self.client.submit(ask.requests, self._settings.request_timeout)
-        submission = await unless_gone(request.receive, asked)
+        # The engine takes it before its next step, so a client that leaves meanwhile is noticed soon enough afterwards.
+        submission = await self.client.submit(ask.requests, self._settings.request_timeout)
         # From here on the engine holds it.
         del grammar
         record: RequestRecord = request.state.record

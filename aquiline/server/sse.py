@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from aquiline.errors import AquilineError
+from aquiline.server.body_writer import BodyWriter
 from aquiline.server.errors import failure_of
 from aquiline.server.event_pump import EventPump, EventSource
-from aquiline.server.middleware import RequestRecord
 
 CLIENT_CLOSED = 499
 LINE_BREAKS = re.compile("\x85|\u2028|\u2029".encode())
@@ -27,14 +27,17 @@ class ClientGoneError(AquilineError):
 
 
 def event(content: Any) -> bytes:
-    """One event that holds `content` as JSON.
+    """One event that holds `content` as JSON."""
+    return b"data: " + on_one_line(content) + b"\n\n"
+
+
+def on_one_line(content: Any) -> bytes:
+    """`content` as JSON.
 
     The format of events knows no other line breaks than CR and LF, but many clients split at those of Unicode as well.
     """
     encoded = orjson.dumps(content)
-    if not encoded.isascii():
-        encoded = LINE_BREAKS.sub(_escaped, encoded)
-    return b"data: " + encoded + b"\n\n"
+    return encoded if encoded.isascii() else LINE_BREAKS.sub(_escaped, encoded)
 
 
 def _escaped(character: re.Match[bytes]) -> bytes:
@@ -61,22 +64,27 @@ class EventStream(Response):
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body: BodyWriter = scope["state"]["body_writer"]
         try:
+            body.announce()
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            # What surrounds a route has its say at the beginning of an answer; every event would pass it for nothing.
-            record: RequestRecord = scope["state"]["record"]
-            await unless_gone(receive, self._send_all(record.send))
+            await unless_gone(receive, self._send_all(body, send))
         except ClientGoneError:
             pass
         finally:
             self._on_close()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, body: BodyWriter, send: Send) -> None:
         last = DONE
         try:
-            await EventPump(send, self._events).run()
+            await EventPump(body, self._events).run()
         except AquilineError as error:
+            if body.is_full:
+                # Who does not read will not read why it ends either.
+                body.cut()
+                return
             last = event(failure_of(error).body) + DONE
+        body.announce_last(len(last))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 

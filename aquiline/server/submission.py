@@ -159,6 +159,11 @@ class Submission:
         """Whether every prompt is answered."""
         return self._num_finished == len(self.nums_answers)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether `take` will raise."""
+        return self._error is not None
+
     def fail(self, error: Exception) -> None:
         """End everything with `error`, unless something failed before."""
         if self._error is None:

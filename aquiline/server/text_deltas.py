@@ -57,7 +57,9 @@ class TextDeltas:
         if self._is_finished or (first == end and not is_ending):
             return []
         self._is_finished = is_ending
-        bounds = self._decode(completion.token_ids[first:])
+        if self._decoder is None:
+            return [self._everything_new(completion, first)]
+        bounds = self._decode(self._decoder, completion.token_ids[first:])
         pieces = []
         for cut in (*(range(first + 1, end) if self._is_single else ()), end):
             start, num_before = self._num_tokens, self._num_characters
@@ -77,11 +79,23 @@ class TextDeltas:
             )
         return pieces
 
-    def _decode(self, token_ids: tuple[int, ...]) -> list[int]:
+    def _everything_new(self, completion: CompletionOutput, first: int) -> TextDelta:
+        """One piece, without offsets: what nearly all streams ask for in every step."""
+        start = self._num_characters
+        self._num_tokens, self._num_characters = len(completion.token_ids), len(completion.text)
+        return TextDelta(
+            completion.text[start:],
+            completion.token_ids[first:],
+            None if completion.logprobs is None else completion.logprobs[first:],
+            (),
+            completion.finish_reason,
+            completion.stop_reason,
+        )
+
+    def _decode(self, decoder: IncrementalDecoder, token_ids: tuple[int, ...]) -> list[int]:
         """Characters of the text before the first of `token_ids`, and after each of them."""
         bounds = [self._num_decoded]
-        if self._decoder is not None:
-            for token_id in token_ids:
-                self._num_decoded += len(self._decoder.push(token_id))
-                bounds.append(self._num_decoded)
+        for token_id in token_ids:
+            self._num_decoded += len(decoder.push(token_id))
+            bounds.append(self._num_decoded)
         return bounds
