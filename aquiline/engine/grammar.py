@@ -73,7 +73,8 @@ class Matcher:
 
     def accept(self, token_id: int) -> bool:
         """Go on by one token; False, and nothing changes, where the grammar does not allow it."""
-        if self.is_terminated:
+        if self.is_terminated or (not self._vocabulary[token_id] and token_id not in self._eos_token_ids):
+            # xgrammar would say so on standard error.
             return False
         if self._matcher.accept_token(token_id):
             return True

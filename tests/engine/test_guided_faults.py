@@ -148,6 +148,20 @@ def test_going_on_and_taking_back_leaves_no_trace() -> None:
             break
 
 
+def test_any_token_may_be_offered_anywhere_and_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """Among them special tokens, ends where none may be, and tokens behind the end."""
+    for guided in GUIDES:
+        matcher, choose = matcher_of(guided), random.Random(1)
+        for _ in range(40):
+            legal = [token_id for token_id in range(VOCAB) if matcher.allows(token_id)]
+            assert EOS - 1 not in legal
+            if not legal:
+                break
+            matcher.accept(choose.choice(legal))
+        assert matcher.is_terminated == (not legal)
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("depth", range(1, 9))
 def test_forty_guided_requests_run_together(depth: int) -> None:
     jobs = [
