@@ -49,7 +49,7 @@ PUBLIC_NAMES = {
 }
 
 # A module may import its own layer and the layers named beside it. Everything may import the records.
-RECORDS = {"errors", "config", "guided", "request", "speculation", "speculation_figures"}
+RECORDS = {"errors", "config", "guided", "request", "speculation", "speculation_figures", "withdrawal"}
 LAYERS = {
     "files": {"gguf_file", "atomic_file", "json_line"},
     "machine": {"cores"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -17,8 +17,10 @@ from aquiline.config import GrammarConfig
 from aquiline.engine.grammar_process import GuideProcesses
 from aquiline.engine.grammar_text import GuideText, grammar_text, not_understood
 from aquiline.engine.regex_automaton import SMALL, WorkLimitError
+from aquiline.engine.shared_work import SharedWork
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
+from aquiline.withdrawal import Withdrawal
 
 if TYPE_CHECKING:
     import xgrammar
@@ -175,41 +177,50 @@ class GrammarCompiler:
         self._vocabulary: tuple[bytes, ...] = ()
         self._processes: GuideProcesses | None = None
         self._compilers: dict[bool, xgrammar.GrammarCompiler] = {}
-        self._kept: dict[GuidedParams, Future[CompiledGrammar]] = {}
+        self._kept: dict[GuidedParams, SharedWork[CompiledGrammar]] = {}
         # Those that somebody holds, kept or not.
         self._held: WeakValueDictionary[GuidedParams, CompiledGrammar] = WeakValueDictionary()
 
-    def compile(self, guided: GuidedParams) -> CompiledGrammar:
+    def compile(self, guided: GuidedParams, withdrawal: Withdrawal | None = None) -> CompiledGrammar:
         """The grammar of a guide; waits while it is compiled, here or for another caller.
 
         As long as the caller holds it, asking again costs nothing.
 
+        Args:
+            withdrawal: of this call; when all callers have withdrawn theirs, the work for them ends. The first of
+                several that ask for the same works for the others, and goes on while there are any.
+
         Raises:
             InvalidParameterError: a guide that is not understood or takes too much, or a model that has no
                 end-of-sequence id.
+            WithdrawnError: this call was withdrawn.
         """
         with self._lock:
             held = self._held.get(guided)
             if held is not None:
                 return held
-            future = self._kept.pop(guided, None)
-            is_new = future is None
+            kept = self._kept.pop(guided, None)
             # Behind all others: what was asked for longest ago stands first, and goes first.
-            future = self._kept[guided] = future or Future()
-            if is_new:
+            job = self._kept[guided] = kept or SharedWork(lambda job: self._forget(guided, job))
+            job.join()
+            if kept is None:
                 self._drop_some()
-        if is_new:
-            try:
-                compiled = self._compile(guided)
-            except BaseException as error:
-                with self._lock:
-                    self._kept.pop(guided, None)
-                future.set_exception(error)
-                raise
-            with self._lock:
-                self._held[guided] = compiled
-            future.set_result(compiled)
-        return future.result()
+        return job.wait(withdrawal or Withdrawal(), None if kept else lambda: self._work(guided, job))
+
+    def _work(self, guided: GuidedParams, job: SharedWork[CompiledGrammar]) -> CompiledGrammar:
+        try:
+            compiled = self._compile(guided, job.withdrawal)
+        except BaseException:
+            self._forget(guided, job)
+            raise
+        with self._lock:
+            self._held[guided] = compiled
+        return compiled
+
+    def _forget(self, guided: GuidedParams, job: SharedWork[CompiledGrammar]) -> None:
+        with self._lock:
+            if self._kept.get(guided) is job:
+                del self._kept[guided]
 
     def prepare(self) -> None:
         """Load what every guide needs; otherwise the first one does."""
@@ -221,11 +232,12 @@ class GrammarCompiler:
                 self._vocabulary = (*listed, *[b""] * (self._vocab_size - len(listed)))
         self._compiler(is_lazy=False)
 
-    def _compile(self, guided: GuidedParams) -> CompiledGrammar:
+    def _compile(self, guided: GuidedParams, withdrawal: Withdrawal) -> CompiledGrammar:
         if not self._eos_token_ids:
             raise InvalidParameterError("the model has no end-of-sequence id, so a guided output could not end")
         self.prepare()
-        guide = _small(guided) or self._processes_of_guides().read(guided)
+        guide = _small(guided) or self._processes_of_guides().read(guided, withdrawal)
+        withdrawal.check()
         compiler = self._compiler(guide.is_lazy)
         try:
             compiled = _with_low_priority(lambda: compiler.compile_grammar(guide.text))
@@ -235,7 +247,7 @@ class GrammarCompiler:
 
     def _drop_some(self) -> None:
         """Forget grammars that nobody asked for lately; requests that follow one keep it."""
-        ready = {guided: future.result() for guided, future in self._kept.items() if _is_ready(future)}
+        ready = {guided: grammar for guided, job in self._kept.items() if (grammar := job.result) is not None}
         num_bytes = sum(grammar.num_bytes for grammar in ready.values())
         for guided in [*ready][:-1]:
             if num_bytes <= MAX_KEPT_BYTES and len(self._kept) <= MAX_KEPT:
@@ -261,10 +273,6 @@ class GrammarCompiler:
                     info, max_threads=1, cache_enabled=False, enable_dynamic_compilation=is_lazy
                 )
             return self._compilers[is_lazy]
-
-
-def _is_ready(future: Future[CompiledGrammar]) -> bool:
-    return future.done() and future.exception() is None
 
 
 def _small(guided: GuidedParams) -> GuideText | None:

@@ -13,10 +13,11 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import BoundedSemaphore, Lock, Timer
+from threading import Condition, Lock, Timer
 from typing import IO, NoReturn, cast
 
 from aquiline.config import GrammarConfig
@@ -24,6 +25,7 @@ from aquiline.engine.grammar_text import GuideText
 from aquiline.engine.grammar_worker import EXIT_NO_MEMORY, Finding, WorkerSetup
 from aquiline.errors import InternalError, InvalidParameterError
 from aquiline.guided import GuidedParams
+from aquiline.withdrawal import Withdrawal, WithdrawnError
 
 NUM_PROCESSES = 2
 STARTUP_SECONDS = 120.0
@@ -45,53 +47,84 @@ class GuideProcesses:
         self._config = config
         tokens = [token.decode("latin-1") for token in vocabulary]
         self._setup = WorkerSetup(tokens, sorted(eos_token_ids), config.max_compile_seconds, config.max_compile_mb)
-        self._places = BoundedSemaphore(NUM_PROCESSES)
+        self._places = Condition()
+        self._num_places = NUM_PROCESSES
         self._lock = Lock()
         self._idle: list[_Process] = []
         self._refusals: dict[GuidedParams, str] = {}
         weakref.finalize(self, _end_all, self._idle)
 
-    def read(self, guided: GuidedParams) -> GuideText:
+    def read(self, guided: GuidedParams, withdrawal: Withdrawal) -> GuideText:
         """A guide as EBNF that compiles within the limits.
+
+        Args:
+            withdrawal: of the guide: it no longer waits for a process then, and one that reads it is ended.
 
         Raises:
             InvalidParameterError: it does not, or is not understood.
+            WithdrawnError: it was withdrawn.
         """
         refusal = self._refusals.get(guided)
         if refusal is not None:
             raise InvalidParameterError(refusal)
-        with self._places:
-            answer = self._ask(self._process(), guided)
-            # An old process may have been ended from outside, and not by the guide.
-            if answer is None:
-                answer = self._ask(_Process(self._setup), guided)
-        assert answer is not None, "only a process that has answered before is asked in vain"
+        with self._place(withdrawal):
+            answer = self._ask(self._process(), guided, withdrawal)
+            # A process may have been ended from outside, and not by the guide.
+            answer = answer or self._ask(_Process(self._setup), guided, withdrawal)
+        if answer is None:
+            self._refuse(guided, _too_large(guided, self._config))
         return self._judged(guided, answer)
 
-    def _ask(self, process: _Process, guided: GuidedParams) -> _Answer | None:
-        """What a process finds; None where it was ended from outside, before it was asked or since."""
+    @contextmanager
+    def _place(self, withdrawal: Withdrawal) -> Iterator[None]:
+        """Wait until a process may work for this guide."""
+        with withdrawal.calling(self._wake), self._places:
+            self._places.wait_for(lambda: self._num_places or withdrawal.is_withdrawn)
+            withdrawal.check()
+            self._num_places -= 1
+        try:
+            yield
+        finally:
+            with self._places:
+                self._num_places += 1
+                self._places.notify_all()
+
+    def _wake(self) -> None:
+        with self._places:
+            self._places.notify_all()
+
+    def _ask(self, process: _Process, guided: GuidedParams, withdrawal: Withdrawal) -> _Answer | None:
+        """What a process finds; None where it was killed by somebody else."""
         is_over = Timer(STARTUP_SECONDS + ELAPSED_PER_SECOND * self._config.max_compile_seconds, process.stop)
         is_over.daemon = True
         is_over.start()
-        is_old = process.has_answered
         try:
-            answer = process.ask(guided)
+            with withdrawal.calling(process.stop):
+                answer = process.ask(guided)
         except BaseException:
             process.end()
             raise
         finally:
             is_over.cancel()
         if answer is not None:
-            with self._lock:
-                self._idle.append(process)
+            # Where it was told to end meanwhile, it comes too late for that, and not for the answer.
+            self._put_back(process if not process.was_stopped else _Process(self._setup))
             return answer
         code = process.ended()
+        if withdrawal.is_withdrawn:
+            # Whoever comes next shall not wait for one to begin.
+            self._put_back(_Process(self._setup))
+            raise WithdrawnError
         if process.was_stopped:
             # How much time has passed says more of the machine than of the guide: it may be asked for again.
             raise InvalidParameterError(_too_slow(guided, self._config))
-        if is_old and code == -signal.SIGKILL:
+        if code == -signal.SIGKILL:
             return None
         self._refuse(guided, _why(code, guided, self._config))
+
+    def _put_back(self, process: _Process) -> None:
+        with self._lock:
+            self._idle.append(process)
 
     def _process(self) -> _Process:
         with self._lock:
@@ -132,8 +165,7 @@ class _Process:
     """One process, which one thread uses at a time.
 
     Attributes:
-        has_answered: it has told what there was to find of a guide.
-        was_stopped: it was told to end because too much time had passed.
+        was_stopped: it was told to end because too much time had passed, or nobody waits for its answer.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
@@ -146,7 +178,6 @@ class _Process:
             env={**os.environ, "MALLOC_ARENA_MAX": "1", "PYTHONPATH": os.pathsep.join(_packages())},
         )
         self._setup: WorkerSetup | None = setup
-        self.has_answered = False
         self.was_stopped = False
 
     @property
@@ -169,7 +200,6 @@ class _Process:
             return None
         finding = Finding(**json.loads(line))
         text = answers.read(finding.num_bytes)
-        self.has_answered = True
         return _Answer(finding, text.decode()) if len(text) == finding.num_bytes else None
 
     def stop(self) -> None:
@@ -207,12 +237,16 @@ def _why(code: int, guided: GuidedParams, config: GrammarConfig) -> str:
     """Why a guide is refused that has ended its process."""
     if code == -signal.SIGPROF:
         return _too_slow(guided, config)
-    if code in (EXIT_NO_MEMORY, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGKILL):
-        return (
-            f"the {guided.kind} of guided takes more than {config.max_compile_mb} MiB to compile, or ends the compiler;"
-            " make it smaller, or raise max_compile_mb"
-        )
+    if code in (EXIT_NO_MEMORY, -signal.SIGABRT, -signal.SIGSEGV):
+        return _too_large(guided, config)
     raise InternalError(f"the process that compiles guides ended with status {code}")
+
+
+def _too_large(guided: GuidedParams, config: GrammarConfig) -> str:
+    return (
+        f"the {guided.kind} of guided takes more than {config.max_compile_mb} MiB to compile, or ends the compiler;"
+        " make it smaller, or raise max_compile_mb"
+    )
 
 
 def _too_slow(guided: GuidedParams, config: GrammarConfig) -> str:

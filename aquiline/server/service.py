@@ -38,6 +38,7 @@ from aquiline.server.tools.events import ToolParser
 from aquiline.server.tools.llama3 import Llama3Parser
 from aquiline.server.tools.prompt import ToolPrompts
 from aquiline.tokenizer import Tokenizer
+from aquiline.withdrawal import Withdrawal
 
 # They wait more than they work: what is large is compiled elsewhere, and small forms must not wait for it.
 NUM_COMPILERS = 256
@@ -61,7 +62,7 @@ class Served:
         name: what clients call it.
         fingerprint: of this version.
         compile_guided: prepares the engine for a constraint, which knows it as long as the caller holds what this
-            returns; raises InvalidParameterError for one it cannot take.
+            returns; raises InvalidParameterError for one it cannot take, and ends when it is withdrawn.
     """
 
     llm: ServedLLM
@@ -69,7 +70,7 @@ class Served:
     limits: PromptLimits
     fingerprint: str
     tool_prompts: ToolPrompts
-    compile_guided: Callable[[GuidedParams], object]
+    compile_guided: Callable[[GuidedParams, Withdrawal], object]
 
 
 @dataclass(frozen=True)
@@ -171,11 +172,16 @@ class Service:
 
         Threads do nothing else, so that slow ones delay no other work.
         """
-        compiling = asyncio.get_running_loop().run_in_executor(self._compilers, self.served.compile_guided, guided)
+        withdrawal = Withdrawal()
+        compiling = asyncio.get_running_loop().run_in_executor(
+            self._compilers, self.served.compile_guided, guided, withdrawal
+        )
         try:
             return await asyncio.wait_for(compiling, self._settings.request_timeout or None)
         except TimeoutError:
             raise RequestTimeoutError("the form of the answer takes too long to compile; simplify it") from None
+        finally:
+            withdrawal.withdraw()
 
     async def _answer(self, ask: Ask, request: Request) -> Response:
         guided = ask.requests[0].params.guided

@@ -86,7 +86,7 @@ def running(
     limits = limits or PromptLimits(640, llm.tokenizer.vocab_size)
     tool_prompts = ToolPrompts(llm.tokenizer, settings.tool_format)
     grammars = llm.engine.grammars if isinstance(llm, LLM) else None
-    compile_guided = grammars.compile if grammars is not None else str
+    compile_guided = grammars.compile if grammars is not None else lambda guided, withdrawal: guided
     served = Served(llm, NAME, limits, "aquiline-test", tool_prompts, compile_guided)
     app = create_app(served, client, settings, "0")
     server = DrainingServer(uvicorn_config(app, settings), client, settings.drain_timeout)

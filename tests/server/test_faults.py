@@ -233,7 +233,7 @@ def test_a_form_that_takes_long_delays_only_its_own_request(engine: ScriptedEngi
     with scripted(engine, tokenizer, request_timeout=0.5) as server, ThreadPoolExecutor() as pool:
         is_over = threading.Event()
         service = server.app.state.service
-        service.served = replace(service.served, compile_guided=lambda _: is_over.wait(SECONDS))
+        service.served = replace(service.served, compile_guided=lambda *_: is_over.wait(SECONDS))
         slow = [pool.submit(ask, server, guided_regex="a") for _ in range(8)]
         assert ask(server, max_tokens=2).status_code == 200
         assert {future.result().status_code for future in slow} == {504}
@@ -242,7 +242,7 @@ def test_a_form_that_takes_long_delays_only_its_own_request(engine: ScriptedEngi
 
 
 def test_what_nobody_has_foreseen_is_500_in_the_usual_form(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
     with scripted(engine, tokenizer) as server:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import httpx
 import pytest
 
+from aquiline.engine.grammar_process import NUM_PROCESSES
 from aquiline.guided import GuidedParams
 from aquiline.llm import LLM
 from aquiline.request import SamplingParams
@@ -109,3 +111,19 @@ def test_forms_that_cannot_be_kept_are_refused(server: Running, fields: dict[str
     response = post(server, **fields)
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_takes_its_guide_along(server: Running) -> None:
+    """Two would keep both compilers busy; who asks next is answered at once."""
+    compiler = server.app.state.service.served.compile_guided.__self__
+    options = [f'"{n:06d}" [a-z]{{1,60}} [^{chr(97 + n % 26)}]{{1,60}}' for n in range(12_000)]
+    huge = "root ::= " + " | ".join(options)
+    for number in range(3):
+        with pytest.raises(httpx.ReadTimeout):
+            body = {"messages": QUESTION, "guided_grammar": f'{huge} | "{number}"'}
+            httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=httpx.Timeout(60, read=1.0))
+    started = time.monotonic()
+    answer = post(server, guided_grammar='root ::= "a" | "bc"').json()
+    assert answer["choices"][0]["message"]["content"] in ("a", "bc") and time.monotonic() - started < 9
+    assert compiler._processes._num_places == NUM_PROCESSES
+    assert not [guided for guided in compiler._kept if (guided.grammar or "").startswith(huge)]
