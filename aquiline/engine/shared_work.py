@@ -64,8 +64,7 @@ class SharedWork(Generic[Result]):
             self._future.set_result(work())
         except BaseException as error:
             self._future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
+            raise
 
     def _leave(self, mine: Future[Result]) -> None:
         with suppress(InvalidStateError):
