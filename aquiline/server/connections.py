@@ -16,10 +16,8 @@ import asyncio
 import functools
 from typing import Any
 
-import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from aquiline.server.body_writer import FULL_BYTES, BodyWriter
+from aquiline.server.careful_http import CarefulProtocol
 from aquiline.server.errors import Failure, late_failure
 from aquiline.server.settings import ServerSettings
 
@@ -43,16 +41,14 @@ class ConnectionLimits:
         self.waiting: dict[TimedProtocol, None] = {}
 
 
-class TimedProtocol(HttpToolsProtocol):
-    """HTTP on one connection, by uvicorn, with a time for requests to arrive."""
+class TimedProtocol(CarefulProtocol):
+    """HTTP on one connection, with a time for requests to arrive."""
 
     def __init__(self, limits: ConnectionLimits, **settings: Any) -> None:
         super().__init__(**settings)
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
-        self._has_begun = False
-        self._has_head = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come."""
@@ -61,7 +57,7 @@ class TimedProtocol(HttpToolsProtocol):
         if len(self.connections) > self._limits.max_connections:
             longest = next(iter(self._limits.waiting), None)
             if longest is None:
-                self._turn_away(
+                self.answer_alone(
                     Failure(503, "too many connections are open; ask again later", "server_busy_error",
                             code="too_many_connections", headers={"Retry-After": "1"})
                 )  # fmt: skip
@@ -84,19 +80,17 @@ class TimedProtocol(HttpToolsProtocol):
         """The client has read."""
         super().resume_writing()
         self._stop_watching()
-        if self._is_waiting:
+        if self.is_waiting:
             self._watch_unread()
 
     def on_message_begin(self) -> None:
         """The first byte of a request is here."""
         super().on_message_begin()
-        self._has_begun, self._has_head = True, False
         self._wait()
 
     def on_headers_complete(self) -> None:
         """All but the body of a request is here."""
         super().on_headers_complete()
-        self._has_head = True
         # Its task begins with the next turn of the event loop, so that it finds this.
         if self.cycle is not None and self.cycle.scope is self.scope:
             self.scope["state"]["body_writer"] = BodyWriter(self.cycle, self.flow, self.transport)
@@ -104,7 +98,8 @@ class TimedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The last byte of a request is here."""
         super().on_message_complete()
-        self._has_begun = self._has_head = False
+        if self.has_begun:
+            return
         self._stop_waiting()
         if self.cycle.response_complete:
             # It was answered before it was here, and uvicorn has stopped to look after the connection.
@@ -113,40 +108,34 @@ class TimedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """A request is answered; the next one may take its time to begin."""
         super().on_response_complete()
-        if self._is_waiting and not self.transport.is_closing():
+        if self.is_waiting and not self.transport.is_closing():
             self._limits.waiting[self] = None
         if self.transport.get_write_buffer_size():
             self._watch_unread()
 
     def leave(self) -> None:
         """Make room for others."""
+        self._stop_waiting()
         if self.transport.get_write_buffer_size():
-            self._stop_waiting()
             self.transport.abort()
         elif self._is_being_read:
-            self._turn_away(late_failure(self._limits.seconds))
+            self.answer_alone(late_failure(self._limits.seconds))
         else:
-            self._stop_waiting()
             self.transport.close()
-
-    @property
-    def _is_waiting(self) -> bool:
-        """Whether no answer is due on this connection."""
-        return self.cycle is None or self.cycle.response_complete
 
     @property
     def _is_being_read(self) -> bool:
         """Whether a request has begun of which the application knows nothing."""
-        return self._has_begun and not self._has_head
+        return self.has_begun and not self.has_head
 
     @property
     def _is_busy(self) -> bool:
         """Whether an earlier request is still being answered, or this one waits behind it: no fault of the client."""
-        return bool(self.pipeline) or (not self._has_head and not self._is_waiting)
+        return bool(self.pipeline) or (not self.has_head and not self.is_waiting)
 
     def _wait(self) -> None:
         self._stop_waiting()
-        if self._is_waiting:
+        if self.is_waiting:
             self._limits.waiting[self] = None
         if self._limits.seconds:
             self._timer = self.loop.call_later(self._limits.seconds, self._expire)
@@ -162,7 +151,7 @@ class TimedProtocol(HttpToolsProtocol):
             return
         if self._is_busy:
             self._wait()
-        elif self._has_head:
+        elif self.has_head:
             self._timer = self.loop.call_later(SECONDS_TO_ANSWER, self.transport.abort)
         else:
             self.leave()
@@ -178,18 +167,8 @@ class TimedProtocol(HttpToolsProtocol):
 
     def _cut_off(self) -> None:
         self._unread_timer = None
-        if self.flow.write_paused or (self._is_waiting and self.transport.get_write_buffer_size()):
+        if self.flow.write_paused or (self.is_waiting and self.transport.get_write_buffer_size()):
             self.transport.abort()
-
-    def _turn_away(self, failure: Failure) -> None:
-        """Answer before there is a request that the application could answer."""
-        self._stop_waiting()
-        body = orjson.dumps(failure.body)
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
-        lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | dict(failure.headers)).items())
-        status = {408: "408 Request Timeout", 503: "503 Service Unavailable"}[failure.status]
-        self.transport.write(f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + body)
-        self.transport.close()
 
 
 def protocol_factory(settings: ServerSettings) -> Any:

@@ -43,7 +43,10 @@ class RequestRecord:
 
 
 class RequestLog:
-    """Names every request (`X-Request-Id`, the client's own if it is harmless) and logs it when it ends."""
+    """Names every request (`X-Request-Id`, the client's own if it is harmless) and logs it when it ends.
+
+    HEAD is answered as GET; the connection leaves out the body.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -56,6 +59,7 @@ class RequestLog:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else secrets.token_hex(12)
         record = RequestRecord(request_id, scope["method"], scope["path"])
+        scope = {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
         scope.setdefault("state", {})["record"] = record
 
         async def send_named(message: Message) -> None:

@@ -118,7 +118,6 @@ def detokenize(body: DetokenizeBody, service: Serving) -> DetokenizeAnswer:
     return DetokenizeAnswer(prompt=service.served.llm.tokenizer.decode(body.tokens, skip_special_tokens=False))
 
 
-@router.head("/health", include_in_schema=False)
 @router.get("/health", responses=REFUSALS)
 async def health(service: Serving) -> Health:
     """Whether the engine works."""
@@ -127,7 +126,6 @@ async def health(service: Serving) -> Health:
     return Health(status="ok")
 
 
-@router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses=REFUSALS)
 async def ready(service: Serving) -> Health:
     """Whether requests are taken."""

@@ -76,6 +76,7 @@ def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         http=protocol_factory(settings),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
