@@ -218,15 +218,18 @@ class GrammarConfig:
     Attributes:
         max_compile_seconds: most processor time that a guide that is not small may take to compile.
         max_compile_mb: most memory that it may take meanwhile, in MiB.
-        max_mask_ms: a request whose masks take more processor time than that in one step is aborted.
+        max_mask_ms: a request whose grammar takes more processor time than that in one step is aborted.
+        max_mask_mean_ms: likewise, when its grammar goes beyond that step after step, until what is beyond comes to a
+            hundred times as much.
     """
 
     max_compile_seconds: float = 10.0
     max_compile_mb: int = 1024
     max_mask_ms: float = 250.0
+    max_mask_mean_ms: float = 20.0
 
     def __post_init__(self) -> None:
-        for name in ("max_compile_seconds", "max_mask_ms"):
+        for name in ("max_compile_seconds", "max_mask_ms", "max_mask_mean_ms"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_SECONDS:
                 raise InvalidParameterError(f"{name} is {value!r}; it must be a positive number, at most {MAX_SECONDS}")

@@ -76,6 +76,7 @@ ENGINE_OPTIONS = (
     Option("--grammar-compile-seconds", "max_compile_seconds", "most time to compile a guide", number, "S"),
     Option("--grammar-compile-mb", "max_compile_mb", "most memory to compile a guide", integer, "MIB"),
     Option("--grammar-mask-ms", "max_mask_ms", "most time of a request's masks in a step", number, "MS"),
+    Option("--grammar-mask-mean-ms", "max_mask_mean_ms", "most time of them step after step", number, "MS"),
     Option("--check-consistency", "check_consistency", "recompute and compare all states after every step (slow)"),
     Option("--poison-memory", "poison_memory", "fill unwritten memory with NaN, so that a leak shows (for tests)"),
 )

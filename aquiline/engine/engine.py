@@ -20,6 +20,7 @@ from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.finish import abort
 from aquiline.engine.forecast_tally import ForecastTally
 from aquiline.engine.grammar import GrammarCompiler, VocabularyFactory
+from aquiline.engine.grammar_time import OVERDUE
 from aquiline.engine.guidance import Guidance
 from aquiline.engine.host_view import accepted_runs, step_facts, tree_traces
 from aquiline.engine.inputs import InputBuilder, StepLayout
@@ -97,7 +98,7 @@ class Engine:
         self.grammars: GrammarCompiler | None = None
         if models.new_vocabulary is not None:
             self.grammars = GrammarCompiler(models.new_vocabulary, vocab_size, models.eos_token_ids, limits_of_guides)
-        self.guidance = Guidance(self.grammars, vocab_size, target.device, limits_of_guides.max_mask_ms)
+        self.guidance = Guidance(self.grammars, vocab_size, target.device, limits_of_guides)
         draft_vocab_size = draft_config.draft_vocab_size if draft_config is not None else None
         bounds = bounds_of(config.speculative, draft_vocab_size or 0)
         self._own_shapes = OwnShapes(config.speculative, bounds, draft_vocab_size)
@@ -329,7 +330,7 @@ class Engine:
             request = item.request
             request.step_seconds += seconds
             if self.guidance.is_overdue(request):
-                abort(request, self._streams[request.request_id])
+                abort(request, self._streams[request.request_id], OVERDUE)
             if request.is_finished:
                 self._device.release(request)
                 self.scheduler.finish(request)

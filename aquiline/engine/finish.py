@@ -23,7 +23,8 @@ class Committed:
     Attributes:
         token_ids: the tokens of the run that the user receives.
         finish_reason: None while the output goes on.
-        stop_reason: the stop string or stop token id that ended it; None for end-of-sequence and length.
+        stop_reason: the stop string or stop token id that ended it, or why it was aborted where its grammar was too slow;
+            None for end-of-sequence and length.
     """
 
     token_ids: tuple[int, ...]
@@ -62,10 +63,10 @@ def commit_tokens(request: Request, stream: TextStream, run: Sequence[int], max_
     return Committed(tuple(request.token_ids[num_before:]), request.finish_reason, request.stop_reason)
 
 
-def abort(request: Request, stream: TextStream) -> None:
+def abort(request: Request, stream: TextStream, reason: str | None = None) -> None:
     """End the output of a request where it stands; a finished request keeps its own reason."""
     if not request.is_finished:
-        _finish(request, stream, _Ending(FinishReason.ABORT))
+        _finish(request, stream, _Ending(FinishReason.ABORT, reason))
 
 
 def _push(request: Request, stream: TextStream, token_id: int, max_model_len: int) -> _Ending | None:

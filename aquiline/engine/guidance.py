@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 import numpy
 import torch
 
+from aquiline.config import GrammarConfig
 from aquiline.engine.grammar import CompiledGrammar, GrammarCompiler, Matcher, new_masks
 from aquiline.engine.grammar_nodes import ForetoldRate, foretold_tokens, guided_tree
+from aquiline.engine.grammar_time import GrammarTime
 from aquiline.engine.host_tree import HostTree
 from aquiline.engine.inputs import StepLayout
 from aquiline.engine.lookup import LookupLimits
@@ -86,15 +88,18 @@ class Guidance:
     Args:
         compiler: None: no request can be guided.
         device: where masks are used.
-        max_mask_ms: processor time that the masks of one request may take in one step before it is overdue.
+        limits: what the grammar of a request may take of the steps.
     """
 
     def __init__(
-        self, compiler: GrammarCompiler | None, vocab_size: int, device: torch.device, max_mask_ms: float = 250.0
+        self,
+        compiler: GrammarCompiler | None,
+        vocab_size: int,
+        device: torch.device,
+        limits: GrammarConfig | None = None,
     ) -> None:
         self._compiler = compiler
-        self._max_mask_seconds = max_mask_ms / 1000.0
-        self._overdue: set[str] = set()
+        self._time = GrammarTime(limits or GrammarConfig())
         self._vocab_size = vocab_size
         self._device = device
         self._table = MaskTable(vocab_size)
@@ -143,13 +148,14 @@ class Guidance:
         self._grammars.pop(request_id, None)
         self._matchers.pop(request_id, None)
         self._foretold.pop(request_id, None)
-        self._overdue.discard(request_id)
+        self._time.forget(request_id)
 
     def admit(self, request: Request) -> None:
         """Set up the matcher of a request that begins to run, from its output so far."""
         grammar = self._grammars.get(request.request_id)
         if grammar is not None:
-            self._matchers[request.request_id] = _matcher_at(grammar, request)
+            with self._time.taking(request.request_id):
+                self._matchers[request.request_id] = _matcher_at(grammar, request)
 
     def release(self, request: Request) -> None:
         """Drop the matcher of a request that was preempted or has ended."""
@@ -162,7 +168,8 @@ class Guidance:
         if matcher is None:
             return
         with self._timed():
-            _advance(matcher, request, token_ids)
+            with self._time.taking(request.request_id):
+                _advance(matcher, request, token_ids)
             for (foretold, is_guess), token_id in zip(
                 self._foretold.pop(request.request_id, ()), token_ids, strict=False
             ):
@@ -178,11 +185,11 @@ class Guidance:
         matcher = self._matchers.get(request.request_id)
         if matcher is None:
             return look_up()
-        with self._timed():
+        with self._timed(), self._time.taking(request.request_id):
             foretold = foretold_tokens(matcher, self._rate.rate, limits, worth)
             self._foretold[request.request_id] = [(token_id, likely < 1.0) for token_id, likely in foretold]
         found = look_up()
-        with self._timed():
+        with self._timed(), self._time.taking(request.request_id):
             return guided_tree(matcher, foretold, found, limits)
 
     def guided(self, step: StepLayout, tree: DraftTree | None, rows: LogitRows) -> LogitRows:
@@ -207,18 +214,17 @@ class Guidance:
         for index, scheduled in enumerate(step.drawing):
             matcher = self._matchers.get(scheduled.request.request_id)
             has_tree = scheduled.max_draft_depth > 0
-            started = time.thread_time()
             if matcher is None:
                 rows += [-1] * (step.num_rows(scheduled) if has_tree else 1)
-            elif not has_tree:
-                rows.append(self._table.add(matcher))
-            else:
+                continue
+            with self._time.taking(scheduled.request.request_id):
+                if not has_tree:
+                    rows.append(self._table.add(matcher))
+                    continue
                 assert tree is not None
                 count = step.num_rows(scheduled)
                 nodes = TreeNodes(tree.tokens[index, :count].tolist(), tree.parents[index, :count].tolist())
                 rows += fill_tree(matcher, nodes, self._table)
-            if matcher is not None and time.thread_time() - started > self._max_mask_seconds:
-                self._overdue.add(scheduled.request.request_id)
         return self._table.masks(rows, self._device)
 
     def masks_of(self, requests: Sequence[Request], paths: Sequence[Sequence[int]]) -> TokenMasks | None:
@@ -233,16 +239,20 @@ class Guidance:
         with self._timed():
             self._table.clear()
             num_per_request = len(paths) // len(requests)
-            rows = [
-                -1 if matcher is None else _mask_below(matcher, paths[index * num_per_request + node], self._table)
-                for index, matcher in enumerate(matchers)
-                for node in range(num_per_request)
-            ]
+            rows: list[int] = []
+            for index, (request, matcher) in enumerate(zip(requests, matchers, strict=True)):
+                own = paths[index * num_per_request : (index + 1) * num_per_request]
+                if matcher is None:
+                    rows += [-1] * num_per_request
+                    continue
+                with self._time.taking(request.request_id):
+                    rows += [_mask_below(matcher, path, self._table) for path in own]
             return self._table.masks(rows, self._device)
 
     def is_overdue(self, request: Request) -> bool:
-        """Whether the request's masks took too long: its grammar can be read in so many ways that it delays others."""
-        return request.request_id in self._overdue
+        """Whether a request's grammar delays others too much, as the step that ends shows; ask once a step."""
+        grammar = self._grammars.get(request.request_id)
+        return grammar is not None and self._time.is_overdue(request.request_id, grammar)
 
     @property
     def has_guided(self) -> bool:

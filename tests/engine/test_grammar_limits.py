@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import pytest
 
 from aquiline.config import GrammarConfig
 from aquiline.engine.engine import Engine, EngineModels
-from aquiline.engine.grammar import MAX_KEPT, GrammarCompiler
+from aquiline.engine.grammar import MAX_KEPT, CompiledGrammar, GrammarCompiler
+from aquiline.engine.grammar_time import OVERDUE, GrammarTime
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
 from aquiline.request import FinishReason, SamplingParams
@@ -44,17 +46,51 @@ def test_a_grammar_that_cannot_be_served_is_refused() -> None:
             own.compile(GuidedParams(grammar=grammar))
 
 
-def test_a_request_whose_masks_take_too_long_ends_and_its_neighbours_go_on() -> None:
+@pytest.mark.parametrize("limits", [{"max_mask_ms": 1e-6}, {"max_mask_mean_ms": 1e-6}])
+def test_a_request_whose_masks_take_too_long_ends_and_its_neighbours_go_on(limits: dict[str, float]) -> None:
     models = EngineModels(guided_target(), guided_draft(60), new_decoder, frozenset((EOS,)), lambda: VOCABULARY)
     settings = TinySettings("chain:2", num_blocks=200).engine_config()
     engine = Engine(models, settings)
     neighbour = Job((3, 4), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
     slow = Job((5,), SamplingParams(temperature=0, max_tokens=80, guided=GuidedParams(grammar=AMBIGUOUS)))
-    engine.guidance._max_mask_seconds = 0.0
+    engine.guidance._time = GrammarTime(GrammarConfig(**limits))  # type: ignore[arg-type]
     outputs = run_jobs(engine, [slow, neighbour])
-    assert outputs["0"].outputs[0].finish_reason is FinishReason.ABORT
+    ended = outputs["0"].outputs[0]
+    assert (ended.finish_reason, ended.stop_reason) == (FinishReason.ABORT, OVERDUE)
     assert answers(outputs["1"]) == answers(run_jobs(guided_engine(TinySettings()), [neighbour])["0"])
     assert_nothing_left(engine)
+
+
+def test_what_a_grammar_takes_beyond_its_share_adds_up_over_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares of 20 ms, and 2 s that may be beyond: sixteen steps of 140 ms are taken, the next is too much."""
+    names = map(str, count())
+    clock = [0.0]
+    monkeypatch.setattr("aquiline.engine.grammar_time.time.thread_time", lambda: clock[0])
+    grammars = [compiler().compile(GuidedParams(choice=[text])) for text in ("a", "b")]
+    own = GrammarTime(GrammarConfig())
+
+    def step(grammar: CompiledGrammar, taken_ms: float) -> bool:
+        name = next(names)
+        for _ in range(2):
+            with own.taking(name):
+                clock[0] += taken_ms / 2000
+        return own.is_overdue(name, grammar)
+
+    assert not any(step(grammars[0], 20) for _ in range(1000))
+    assert not any(step(grammars[0], 140) for _ in range(16))
+    assert step(grammars[0], 140) and step(grammars[0], 30)
+    assert not any(step(grammars[1], 140) for _ in range(16))
+    assert not any(step(grammars[0], 0) for _ in range(100))
+    assert not step(grammars[0], 140)
+    assert step(grammars[1], 251)
+
+
+def test_a_step_that_takes_nothing_leaves_nothing_behind() -> None:
+    own = GrammarTime(GrammarConfig())
+    with own.taking("0"):
+        pass
+    own.forget("0")
+    assert not own._taken
 
 
 def test_many_ask_for_one_grammar_at_once_and_get_the_same() -> None:
@@ -92,7 +128,8 @@ def test_a_grammar_that_is_held_is_not_compiled_again_for_its_request(monkeypatc
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_compile_seconds": 0}, {"max_mask_ms": float("nan")}, {"max_compile_mb": 1}, {"max_mask_ms": True}]
+    "wrong",
+    [{"max_compile_seconds": 0}, {"max_mask_ms": float("nan")}, {"max_compile_mb": 1}, {"max_mask_mean_ms": True}],
 )
 def test_limits_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidParameterError, match=next(iter(wrong))):
