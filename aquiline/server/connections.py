@@ -158,14 +158,15 @@ class TimedProtocol(CarefulProtocol):
 
     def _watch_unread(self) -> None:
         if self._limits.seconds_to_read and self._unread_timer is None:
-            self._unread_timer = self.loop.call_later(self._limits.seconds_to_read, self._cut_off)
+            self._unread_timer = self.loop.call_later(self._limits.seconds_to_read, self.cut_off_unread)
 
     def _stop_watching(self) -> None:
         if self._unread_timer is not None:
             self._unread_timer.cancel()
             self._unread_timer = None
 
-    def _cut_off(self) -> None:
+    def cut_off_unread(self) -> None:
+        """End the connection if nothing else happens on it than that its client does not read."""
         self._unread_timer = None
         if self.flow.write_paused or (self.is_waiting and self.transport.get_write_buffer_size()):
             self.transport.abort()

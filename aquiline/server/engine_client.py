@@ -36,6 +36,7 @@ class EngineClient:
         has_failed: the engine failed in so many steps on end that it was given up.
         after_give_up: called when that happens.
         live: what the page shows.
+        ended: fails with the error of `abort_all`, for work on requests that the engine does not know yet.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class EngineClient:
         self.has_failed = False
         self.after_give_up: Callable[[], None] | None = None
         self.live = LiveFigures()
+        self.ended: asyncio.Future[None]
         self._thread = EngineThread(engine, self, reporter)
         self._max_unfinished = max_unfinished
         self._numbers = itertools.count()
@@ -56,6 +58,7 @@ class EngineClient:
     def start(self) -> None:
         """Start the engine's thread; call it on the event loop that will read the answers."""
         self._loop = asyncio.get_running_loop()
+        self.ended = self._loop.create_future()
         self._thread.start()
 
     async def stop(self) -> None:
@@ -126,6 +129,10 @@ class EngineClient:
         for submission in {id(entry[0]): entry[0] for entry in self._submissions.values()}.values():
             self.abort(submission)
             submission.fail(error)
+        if not self.ended.done():
+            self.ended.set_exception(error)
+            # It is no fault when nobody waits.
+            self.ended.exception()
 
     def _expire(self, submission: Submission, timeout: float) -> None:
         self.abort(submission)

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from aquiline.errors import InternalError, UserError
 from aquiline.llm import LLM
 from aquiline.server.app import create_app
-from aquiline.server.connections import protocol_factory
+from aquiline.server.connections import TimedProtocol, protocol_factory
 from aquiline.server.engine_client import EngineClient
 from aquiline.server.errors import ServerStoppingError
 from aquiline.server.logs import logged_to_standard_error
@@ -107,16 +107,38 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first signal, and stop at once on a second one; neither is an error of the process."""
-        self.force_exit = self.should_exit
+        if self.should_exit:
+            self.force_exit = True
+            self._client.post(self._cut_off)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn, but requests that are not finished in time get an error instead of a broken connection."""
         self._client.refuse_new()
-        error = ServerStoppingError("the server has stopped before this request was finished; ask again")
-        timer = asyncio.get_running_loop().call_later(self._drain_timeout, self._client.abort_all, error)
+        timer = asyncio.get_running_loop().call_later(self._drain_timeout, self._end_all)
         await super().shutdown(sockets)
         timer.cancel()
+        if self.force_exit:
+            # The engine has to be out of its step before the interpreter ends.
+            await self.lifespan.shutdown()
+
+    def _end_all(self) -> None:
+        """The time to drain is over; who does not read gets no error either."""
+        self._client.abort_all(
+            ServerStoppingError("the server has stopped before this request was finished; ask again")
+        )
+        for connection in self._connections:
+            connection.cut_off_unread()
+
+    def _cut_off(self) -> None:
+        """Wait for nobody."""
+        self._client.abort_all(ServerStoppingError("the server has stopped"))
+        for connection in self._connections:
+            connection.transport.abort()
+
+    @property
+    def _connections(self) -> list[TimedProtocol]:
+        return [connection for connection in self.server_state.connections if isinstance(connection, TimedProtocol)]
 
     def give_up(self) -> None:
         """Stop because the engine has failed."""

@@ -176,12 +176,18 @@ class Service:
         compiling = asyncio.get_running_loop().run_in_executor(
             self._compilers, self.served.compile_guided, guided, withdrawal
         )
+        timeout = self._settings.request_timeout or None
+        ended = self.client.ended
         try:
-            return await asyncio.wait_for(compiling, self._settings.request_timeout or None)
-        except TimeoutError:
-            raise RequestTimeoutError("the form of the answer takes too long to compile; simplify it") from None
+            await asyncio.wait((compiling, ended), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if compiling.done():
+                return compiling.result()
+            if ended.done():
+                ended.result()
+            raise RequestTimeoutError("the form of the answer takes too long to compile; simplify it")
         finally:
             withdrawal.withdraw()
+            compiling.cancel()
 
     async def _answer(self, ask: Ask, request: Request) -> Response:
         guided = ask.requests[0].params.guided

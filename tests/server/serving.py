@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +55,15 @@ def toy_llm(folder: Path, speculate: str = "tree:2x2", num_blocks: int | None = 
         cache=CacheConfig(block_size=4, num_blocks=num_blocks or 256),
     )
     return LLM(str(folder / "target"), draft=str(folder / "draft"), config=config)
+
+
+def keep_little_unread(server: DrainingServer) -> None:
+    """Have the kernel keep little for clients that do not read: megabytes otherwise.
+
+    Connections inherit that from the socket that listens.
+    """
+    with socket.socket(fileno=os.dup(server.servers[0].sockets[0].fileno())) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
 import time
@@ -20,7 +19,7 @@ from aquiline.server.prompts import PromptLimits
 from aquiline.server.settings import ServerSettings
 from aquiline.tokenizer import Tokenizer
 from tests.server.scripted import MAX_TOKENS, ScriptedEngine, ScriptedLLM
-from tests.server.serving import QUESTION, Running, running
+from tests.server.serving import QUESTION, Running, keep_little_unread, running
 
 SECONDS = 1.5
 # More than fits into a connection whose client does not read.
@@ -38,9 +37,7 @@ def serving(engine: ScriptedEngine, toy_folder: Path, **changes: Any) -> Iterato
     tokenizer = Tokenizer.from_path(toy_folder / "target")
     limits = PromptLimits(2 * MAX_TOKENS, tokenizer.vocab_size)
     with running(ScriptedLLM(tokenizer), engine, ServerSettings(**changes), limits) as server:
-        # Otherwise the kernel keeps megabytes for a client, which connections inherit from the socket that listens.
-        with socket.socket(fileno=os.dup(server.server.servers[0].sockets[0].fileno())) as listening:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        keep_little_unread(server.server)
         yield server
 
 
