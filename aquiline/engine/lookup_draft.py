@@ -16,6 +16,9 @@ from aquiline.request import Request
 
 # Halvings of an interval; what is left of it is no share of a token that anybody could see.
 HALVINGS = 20
+# A looked-up child of the root must be so many times as likely as the draft model's own. What is right of the others is
+# mostly what the draft model finds too, so they add less than they promise.
+SURER_THAN_DRAFT = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,14 @@ class DraftWorth:
         if choice is None or not growing:
             return base
         return base.plus(self._trees(choice, self._usual(choice, growing), len(growing)))
+
+    def least_first_survival(self, growing: Sequence[Request]) -> float:
+        """How likely the children of a looked-up tree have to be, in sum, beside a draft model that grows trees."""
+        choice = self._refresh()
+        if choice is None or not growing:
+            return 0.0
+        survivals = self._usual(choice, growing).survivals
+        return SURER_THAN_DRAFT * survivals[0] if survivals else 0.0
 
     def sufficient(
         self, known: Mapping[str, HostTree], growing: Sequence[Request], base: StepBase, costs: RowCosts

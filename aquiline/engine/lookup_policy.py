@@ -182,8 +182,17 @@ class LookupPolicy:
         if is_probe:
             depths = [min(depth, PROBE_DEPTH) for depth in depths]
         worth = self._worth(base, costs, outline, is_probe)
-        self._floors[len(requests), outline.num_running] = SURE_SHARE * worth.least_survival
+        least_first = 0.0 if self._draft is None or is_probe else self._draft.least_first_survival(outline.growing)
+        floor = worth.least_survival
+        if len(outline.growing) == len(requests):
+            floor = max(floor, least_first)
+        self._floors[len(requests), outline.num_running] = SURE_SHARE * floor
         trees = {} if self._tempo.is_rest else self._found(requests, depths, share, worth)
+        if least_first:
+            grown = {request.request_id for request in outline.growing}
+            trees = {
+                name: tree for name, tree in trees.items() if name not in grown or tree.first_survival >= least_first
+            }
         self._tempo.count(bool(trees))
         if trees and self._draft is not None and outline.growing:
             self._sufficient = self._draft.sufficient(trees, outline.growing, base, costs)
@@ -236,3 +245,4 @@ def _base(outline: StepOutline, costs: RowCosts) -> StepBase:
     """The step without trees, at the time of one without prefill, which takes its time whatever is looked up."""
     num_roots, num_rows = outline.num_roots, outline.num_roots + outline.num_prefill_rows
     return StepBase(num_rows, num_roots, costs.time(num_roots) - costs.time(num_rows))
+
