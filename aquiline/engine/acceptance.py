@@ -35,7 +35,7 @@ PRIOR_TRIALS = 12.0
 # A request's own trials fade within an answer; its prior weighs as many trials as this.
 OWN_FADING = 0.97
 IDLE_FADING = 0.99  # per step without a tree
-OWN_PRIOR_TRIALS = 12.0
+OWN_PRIOR_TRIALS = 8.0
 # Deeper nodes are expected to fare as much better or worse than foretold as those above them, within bounds.
 MOST_CHANGE = 2.0
 # Requests are sorted by how much better or worse than usual their drafts fare, as a factor of the odds.

@@ -77,9 +77,9 @@ class DeviceState:
             first_position = request.num_computed_tokens - len(item.computed_rows)
             first_row = first_rows[request.request_id]
             rows = [first_row + row for row in item.computed_rows]
-            first, count = rows[0], len(rows)
-            if rows[-1] == first + count - 1:
-                store.append(request.row, states.features, first, first + count)
+            end = rows[0] + len(rows)
+            if rows[-1] == end - 1:
+                store.append(request.row, states.features, rows[0], end)
             else:
                 store.append(request.row, states.features[rows])
             for position, row in enumerate(rows, first_position):

@@ -8,7 +8,7 @@ from typing import Any
 
 from aquiline.engine.forecast import Forecast
 from aquiline.engine.plan import StepReport
-from aquiline.speculation import NO_TREE, StaticTree, TreeShape, spelt
+from aquiline.speculation import StaticTree, TreeShape, spelt
 
 MOST_SHOWN_SHAPES = 6
 
@@ -49,9 +49,9 @@ class ForecastTally:
         self.expected_tokens += forecast.expected
         self.committed_tokens += num_requests + sum(len(outcome.accepted) for outcome in report.outcomes)
 
-    def add_unplanned(self, num_steps: int) -> None:
-        """Plain steps have run that repeated the plan before them."""
-        self.num_steps_by_shape[NO_TREE] += num_steps
+    def add_unread(self, shape: TreeShape) -> None:
+        """A step that decodes has ended from which the planner does not learn."""
+        self.num_steps_by_shape[shape] += 1
 
     def figures(self) -> dict[str, Any] | None:
         """Means of a step and the usual shapes, ready for JSON; None where no step was compared."""

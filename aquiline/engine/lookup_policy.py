@@ -245,4 +245,3 @@ def _base(outline: StepOutline, costs: RowCosts) -> StepBase:
     """The step without trees, at the time of one without prefill, which takes its time whatever is looked up."""
     num_roots, num_rows = outline.num_roots, outline.num_roots + outline.num_prefill_rows
     return StepBase(num_rows, num_roots, costs.time(num_roots) - costs.time(num_rows))
-

@@ -19,7 +19,7 @@ from aquiline.engine.cost_model import StepCosts
 from aquiline.engine.draft_debt import DebtPolicy, DraftUse, debt_of
 from aquiline.engine.forecast import MOST_COUNTED_ROWS, Forecast, Outlook, Situation, outlook
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport
-from aquiline.engine.planner_candidates import PLAIN
+from aquiline.engine.planner_candidates import PLAIN, counted, leading_class
 from aquiline.engine.planner_knowledge import DraftKnowledge
 from aquiline.engine.planner_probes import Probes, ProbeTree, probe_tree
 from aquiline.engine.planner_reports import observe_times
@@ -42,6 +42,9 @@ MOST_DECISIONS = 256
 # So many reports are read at once, when so many accepted paths were seen, or steps are plain.
 REPORTS_READ_AT_ONCE = 8
 PATHS_READ_AT_ONCE = 64
+# After so many accepted paths every fourth step is enough to learn from.
+PATHS_KNOWN_WELL = 512
+STEPS_PER_LESSON = 4
 # After so many plain steps in a row, drafts follow few of the new requests.
 STEPS_TO_SETTLE = 256
 # What a row costs is read off between one and so many.
@@ -113,7 +116,7 @@ class AutoPlanner:
         self._rests = Rests()
         self._current = (*PLAIN.key, 0)
         self._num_requests = 0
-        self._num_plain_steps = 0
+        self._num_plain_steps = self._num_plans = 0
         self._decisions: dict[object, _Decision] = {}
         self._last_choice: _Choice | None = None
         self._reports: list[StepReport] = []
@@ -123,7 +126,9 @@ class AutoPlanner:
 
     def plan(self, load: StepLoad) -> StepPlan:
         """See `StepPlanner`."""
-        self.learns = True
+        knows_well = self.estimator.num_observed >= PATHS_KNOWN_WELL
+        self._num_plans += 1
+        self.learns = not knows_well or self._num_plans % STEPS_PER_LESSON == 0
         plan = self._new_plan(load)
         self._rests.count(plan)
         return plan
@@ -152,12 +157,13 @@ class AutoPlanner:
         if decision.probe is not None:
             num_steps = 1 + self._rests.num_rested
             self._num_plain_steps += num_steps
-            plan = self._probes.tree_among_plain(load, num_steps * best.seconds, decision.probe, self.costs) or plan
+            probe = self._probes.tree_among_plain(load, num_steps * best.seconds, decision.probe, self.costs)
+            plan, self.learns = probe or plan, True
         else:
             self._num_plain_steps = 0
             detour = self._probes.next_of(decision.detours)
             if self._probes.detour(best, detour):
-                plan = plan_of(detour, load.growing, choice.kinds)
+                plan, self.learns = plan_of(detour, load.growing, choice.kinds), True
         return self._debt.plan(load, plan, debt, best.seconds, self.costs, self._use(load, best))
 
     def _choose(self, load: StepLoad, num_behind: int) -> _Choice:
@@ -199,7 +205,7 @@ class AutoPlanner:
     def forecasts(self, load: StepLoad) -> list[Forecast]:
         """Every candidate's forecast, plain decoding first: what a plan for `load` chooses from."""
         kinds = [self.estimator.kind(request) for request in load.growing]
-        seen = self._outlook(self._situation(load, _counted(kinds), 0.0))
+        seen = self._outlook(self._situation(load, counted(kinds), 0.0))
         return [seen.forecast(index) for index in range(len(seen.place))]
 
     def _situation_key(self, load: StepLoad, num_behind: int) -> tuple[int, ...]:
@@ -212,7 +218,7 @@ class AutoPlanner:
 
     def _decide(self, load: StepLoad, kinds: Sequence[int], situation: tuple[int, ...]) -> _Decision:
         """The best candidate; asked again in the same situation, the same as before."""
-        counts = _counted(kinds)
+        counts = counted(kinds)
         key = (*counts, *situation, *self._current)
         decision = self._decisions.get(key)
         if decision is None:
@@ -232,7 +238,7 @@ class AutoPlanner:
 
     def _outlook(self, situation: Situation) -> Outlook:
         self.num_outlooks += 1
-        table = self.knowledge.table(_leading(situation.kinds))
+        table = self.knowledge.table(leading_class(situation.kinds))
         return outlook(table, situation, self.costs, self._objective)
 
     def _decision(self, situation: Situation) -> _Decision:
@@ -246,7 +252,7 @@ class AutoPlanner:
         detours = [seen.forecast(index) for index in seen.detours(best)] if best else []
         probe = None
         if best == 0:
-            widest = self.knowledge.families(_leading(situation.kinds)).shapes[-1]
+            widest = self.knowledge.families(leading_class(situation.kinds)).shapes[-1]
             probe = probe_tree(widest, situation.load, situation.max_draft_tokens, self.costs)
         return _Decision(seen.forecast(best), tuple(detours), probe)
 
@@ -330,17 +336,3 @@ def _rounded(number: int, num_bits: int) -> int:
     """
     shift = max(0, number.bit_length() - 1 - num_bits)
     return (number + (1 << shift) - 1) >> shift << shift
-
-
-def _counted(kinds: Sequence[int]) -> tuple[int, ...]:
-    """How many requests are of each kind."""
-    counts = [0] * NUM_KINDS
-    for kind in kinds:
-        counts[kind] += 1
-    return tuple(counts)
-
-
-def _leading(kinds: Sequence[int]) -> RequestClass:
-    """The class that most requests belong to."""
-    counts = [sum(kinds[each * len(SKILLS) : (each + 1) * len(SKILLS)]) for each in RequestClass]
-    return RequestClass(counts.index(max(counts)))

@@ -126,3 +126,17 @@ class CandidateTable:
             key = (int(self.family[place]), int(self.families.size[place - 1]))
             known = self._known[place] = Candidate(shape, sizes, tuple(self.per_request[2, place].tolist()), key)
         return known
+
+
+def counted(kinds: Sequence[int]) -> tuple[int, ...]:
+    """How many requests are of each kind."""
+    counts = [0] * NUM_KINDS
+    for kind in kinds:
+        counts[kind] += 1
+    return tuple(counts)
+
+
+def leading_class(kinds: Sequence[int]) -> RequestClass:
+    """The class that most requests belong to."""
+    counts = [sum(kinds[each * len(SKILLS) : (each + 1) * len(SKILLS)]) for each in RequestClass]
+    return RequestClass(counts.index(max(counts)))

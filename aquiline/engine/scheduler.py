@@ -244,18 +244,17 @@ class Scheduler:
         num_roots = sum(request.decodes for request in self._running)
         num_left = self._max_batched_tokens - num_roots - sum(chunks.values())
         known = known_within(known, num_left)
-        if not planned.held and not known and self._planning.is_settled:
-            return FittedTrees({}, {})
-        # Asked again, since a request that was just admitted may decode at once.
-        held = held_by(planned.plan, self._planning.growing(self._running, known))
+        held = planned.held
+        if known or not self._planning.is_settled:
+            # Asked again, since a request that was just admitted may decode at once.
+            held = held_by(planned.plan, self._planning.growing(self._running, known))
         return FittedTrees(fitted(held, num_left - num_nodes(known)), known)
 
     def _reserve_trees(self, plan: StepPlan, trees: FittedTrees) -> dict[str, ScheduledRequest]:
         """The requests with a tree, with blocks reserved for it."""
         scheduled: dict[str, ScheduledRequest] = {}
-        if not trees.held and not trees.known:
-            return scheduled
-        for request in sorted(self._running, key=_urgency):
+        holders = trees.held.keys() | trees.known.keys()
+        for request in sorted((each for each in self._running if each.request_id in holders), key=_urgency):
             most_slots = (len(request.block_ids) + self._cache.num_free_blocks) * self._cache.block_size
             room = most_slots - request.num_tokens
             known = trees.known.get(request.request_id, NO_NODES)

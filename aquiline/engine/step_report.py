@@ -27,7 +27,6 @@ class StepObserver:
         self._clock = clock
         self._before: dict[str, float] = {}
         self._num_new_rows = 0
-        self._num_unplanned = 0
         self.tally: ForecastTally | None = None
 
     def start(self, step: StepLayout) -> None:
@@ -39,7 +38,8 @@ class StepObserver:
     def finish(self, step: StepLayout, shape: TreeShape, runs: Mapping[str, AcceptedRun]) -> None:
         """All phases of the step are over."""
         if not self._planner.learns:
-            self._num_unplanned += 1
+            if self.tally is not None and not step.prefill_requests:
+                self.tally.add_unread(shape)
             return
         outcomes = []
         for scheduled in step.growing_requests:
@@ -60,9 +60,7 @@ class StepObserver:
         size = step_size(step, shape, self._num_new_rows)
         report = StepReport(shape, size, seconds, outcomes)
         if self.tally is not None and isinstance(self._planner, AutoPlanner):
-            self.tally.add_unplanned(self._num_unplanned)
             self.tally.add(self._planner.last, report)
-        self._num_unplanned = 0
         self._planner.observe(report)
 
     def _seconds(self) -> StepSeconds:

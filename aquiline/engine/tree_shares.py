@@ -33,7 +33,7 @@ class FittedTrees:
     known: Mapping[str, HostTree]
 
 
-def fitted(held: dict[str, int], num_rows: int) -> dict[str, int]:
+def fitted(held: Mapping[str, int], num_rows: int) -> Mapping[str, int]:
     """Nodes by request that `num_rows` rows suffice for: what each should hold, or at most an equal share.
 
     Worked example, 8 rows for requests that should hold 6, 6 and 1: nobody gets more than 2, so 2, 2 and 1.
