@@ -18,7 +18,8 @@ from aquiline.engine.plan import StepPlanner
 from aquiline.engine.planner_choice import bounds_of, planner_for
 from aquiline.engine.request_limits import RequestLimits
 from aquiline.engine.schedule import ScheduledBatch, ScheduledRequest
-from aquiline.engine.scheduler import PREFILL_SHARE, Scheduler
+from aquiline.engine.scheduler import Scheduler
+from aquiline.engine.step_planning import PREFILL_SHARE
 from aquiline.request import FinishReason, Request, SamplingParams
 from aquiline.speculation import NO_TREE, parse_speculation
 
