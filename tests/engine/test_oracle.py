@@ -56,7 +56,8 @@ def shift_draft_values(engine: Engine, request: Request) -> None:
 
 def shift_pending_feature(engine: Engine, request: Request) -> None:
     assert engine.features is not None
-    engine.features._pending[request.row][0] = engine.features._pending[request.row][0] + 1e-3
+    span = engine.features._pending[request.row][0]
+    engine.features._pending[request.row][0] = span._replace(features=span.features + 1e-3)
 
 
 def drop_pending_feature(engine: Engine, request: Request) -> None:
