@@ -39,10 +39,9 @@ class AnswerEvents:
         """
         events = [] if self._has_begun else self._writer.opening()
         self._has_begun = True
-        news = self._submission.take()
-        events += self._writer.advance(news)
-        for progress in news:
+        for progress in self._submission.take():
+            events += self._writer.advance(progress)
             self._num_unfinished -= progress.output.finished
-        if self.is_over:
+        if not self._num_unfinished:
             events += self._writer.closing()
         return b"".join(events)

@@ -96,16 +96,12 @@ class EventWriter:
 
     def opening(self) -> list[bytes]:
         """Events that are sent before anything is computed."""
-        return [self._event(choice) for choice in self._answer.opening()]
+        return [self._before + on_one_line(choice) + self._after for choice in self._answer.opening()]
 
-    def advance(self, news: Sequence[Progress]) -> list[bytes]:
+    def advance(self, news: Progress) -> list[bytes]:
         """Events that tell what is new."""
-        events = []
-        for progress in news:
-            self._latest[progress.index] = progress.output
-            for choice in self._answer.choices(progress):
-                events.append(self._event(choice))
-        return events
+        self._latest[news.index] = news.output
+        return [self._before + on_one_line(choice) + self._after for choice in self._answer.choices(news)]
 
     def closing(self) -> list[bytes]:
         """An event after the last token with usage and figures, if they were asked for."""
@@ -117,9 +113,6 @@ class EventWriter:
         if options.wants_stream_usage:
             extras["usage"] = usage_of(outputs, options.drops_output)
         return [event(self._empty | extras)] if extras else []
-
-    def _event(self, choice: Json) -> bytes:
-        return self._before + on_one_line(choice) + self._after
 
 
 def whole_answer(answer: Answer, final: Sequence[Progress]) -> Json:

@@ -98,10 +98,8 @@ class ChatAnswer:
         grown = []
         for completion in news.output.outputs:
             pieces = self._advance(completion)
-            runs = news.runs[completion.index]
-            for piece in pieces:
-                if self.options.wants_aquiline and piece is pieces[-1]:
-                    piece["aquiline"] = {"runs": runs_of(runs)}
+            if pieces and self.options.wants_aquiline:
+                pieces[-1]["aquiline"] = {"runs": runs_of(news.runs[completion.index])}
             grown += pieces
         return grown
 

@@ -76,11 +76,14 @@ class EngineClient:
         """Whether requests are taken."""
         return self._loop is not None and not self._is_stopping and not self.has_failed
 
-    async def submit(self, requests: Sequence[EngineRequest], timeout: float = 0.0) -> Submission:
+    async def submit(
+        self, requests: Sequence[EngineRequest], timeout: float = 0.0, keeps_runs: bool = True
+    ) -> Submission:
         """Hand the prompts of one HTTP request to the engine, all or none.
 
         Args:
             timeout: seconds until the submission is ended with RequestTimeoutError; 0 never.
+            keeps_runs: whoever reads it wants to know the runs.
 
         Raises:
             UserError: a prompt that the engine refuses.
@@ -88,7 +91,7 @@ class EngineClient:
             ServerStoppingError, EngineFaultError: no requests are taken.
         """
         self._check_may_submit(sum(request.params.n for request in requests))
-        submission = Submission([request.params.n for request in requests])
+        submission = Submission([request.params.n for request in requests], keeps_runs)
         if timeout:
             submission.timer = asyncio.get_running_loop().call_later(timeout, self._expire, submission, timeout)
         for index, request in enumerate(requests):

@@ -70,7 +70,8 @@ class LiveFigures:
         self._recent.append((self._clock(), num_tokens))
         self._drop_old()
         for run in runs:
-            self._accepted_at.update(range(run.num_accepted))
+            if run.num_accepted:
+                self._accepted_at.update(range(run.num_accepted))
         if report is None:
             return
         self._latest = report

@@ -193,7 +193,9 @@ class Service:
         guided = ask.requests[0].params.guided
         grammar = None if guided is None else await unless_gone(request.receive, self._compile(guided))
         # The engine takes it before its next step, so a client that leaves meanwhile is noticed soon enough afterwards.
-        submission = await self.client.submit(ask.requests, self._settings.request_timeout)
+        submission = await self.client.submit(
+            ask.requests, self._settings.request_timeout, ask.answer.options.wants_aquiline
+        )
         # From here on the engine holds it.
         del grammar
         record: RequestRecord = request.state.record

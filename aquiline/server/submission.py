@@ -47,6 +47,7 @@ class Submission:
 
     Args:
         nums_answers: how many answers each prompt is to get.
+        keeps_runs: `Progress` is to tell the runs as well.
 
     Attributes:
         request_ids: the engine's names of the prompts, in order.
@@ -55,7 +56,7 @@ class Submission:
         on_news: called whenever there is something to `take`.
     """
 
-    def __init__(self, nums_answers: Sequence[int]) -> None:
+    def __init__(self, nums_answers: Sequence[int], keeps_runs: bool = True) -> None:
         self.nums_answers = tuple(nums_answers)
         self.request_ids: list[str] = []
         self.submitted_at = time.perf_counter()
@@ -66,6 +67,7 @@ class Submission:
         self._num_finished = 0
         self._latest: dict[int, RequestOutput] = {}
         self._seen: dict[tuple[int, int], SpeculationFigures] = {}
+        self._keeps_runs = keeps_runs
         self._runs: dict[int, list[list[Run]]] = {
             index: [[] for _ in range(count)] for index, count in enumerate(self.nums_answers)
         }
@@ -93,8 +95,9 @@ class Submission:
         """
         if self._error is not None:
             raise self._error
-        changed, self._changed = sorted(self._changed), set()
-        return [Progress(index, self._latest[index], self._take_runs(index)) for index in changed]
+        taken = [Progress(index, self._latest[index], self._take_runs(index)) for index in sorted(self._changed)]
+        self._changed.clear()
+        return taken
 
     async def finished(self) -> list[Progress]:
         """The final state of every prompt, with all its runs.
@@ -130,8 +133,9 @@ class Submission:
         for completion in output.outputs:
             run = self._run_to(index, completion)
             if run is not None:
-                self._runs[index][completion.index].append(run)
                 added.append(run)
+                if self._keeps_runs:
+                    self._runs[index][completion.index].append(run)
         self._tell()
         return added
 
@@ -172,5 +176,7 @@ class Submission:
 
     def _take_runs(self, index: int) -> list[list[Run]]:
         taken = self._runs[index]
+        if not self._keeps_runs:
+            return taken
         self._runs[index] = [[] for _ in taken]
         return taken
