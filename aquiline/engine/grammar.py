@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from aquiline.config import GrammarConfig
 from aquiline.engine.grammar_process import GuideProcesses
-from aquiline.engine.grammar_text import GuideText, grammar_text, not_understood
+from aquiline.engine.grammar_text import XGRAMMAR_ERRORS, GuideText, grammar_text, not_understood
 from aquiline.engine.regex_automaton import SMALL, WorkLimitError
 from aquiline.engine.shared_work import SharedWork
 from aquiline.errors import InvalidParameterError
@@ -241,7 +241,7 @@ class GrammarCompiler:
         compiler = self._compiler(guide.is_lazy)
         try:
             compiled = _with_low_priority(lambda: compiler.compile_grammar(guide.text))
-        except RuntimeError as error:
+        except XGRAMMAR_ERRORS as error:
             raise not_understood(guided, error) from error
         return CompiledGrammar(compiled, self._eos_token_ids, self._vocabulary)
 

@@ -32,6 +32,8 @@ ESCAPE = (
     r'basic_escape ::= ["\\/bfnrt] | "u" (([0-9A-CE-Fa-ce-f] {hex} | [Dd] [0-7]) {hex} {hex}'
     r' | [Dd] [89ABab] {hex} {hex} "\\u" [Dd] [C-Fc-f] {hex} {hex})'
 ).replace("{hex}", "[0-9A-Fa-f]")
+# It quotes a part of the guide and may cut a character in two, so that its message is no text.
+XGRAMMAR_ERRORS = (RuntimeError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +73,20 @@ def grammar_text(guided: GuidedParams, limits: RegexLimits = LARGE) -> GuideText
         return _guide_text(guided, limits)
     except RecursionError:
         raise InvalidParameterError(f"the {guided.kind} of guided lies too deep in itself; make it flatter") from None
-    except RuntimeError as error:
+    except XGRAMMAR_ERRORS as error:
         raise not_understood(guided, error) from error
 
 
-def not_understood(guided: GuidedParams, error: RuntimeError) -> InvalidParameterError:
+def not_understood(guided: GuidedParams, error: RuntimeError | UnicodeDecodeError) -> InvalidParameterError:
     """What xgrammar says of a guide that it cannot read.
 
     Raises:
         MemoryError: that there is not enough memory.
     """
-    if "bad_alloc" in str(error):
+    message = error.object.decode(errors="ignore") if isinstance(error, UnicodeDecodeError) else str(error)
+    if "bad_alloc" in message:
         raise MemoryError from error
-    reason = " ".join(str(error).split()).partition(": ")[2] or str(error)
+    reason = " ".join(message.split()).partition(": ")[2] or message
     return InvalidParameterError(f"the {guided.kind} of guided is not understood: {reason[:300]}")
 
 
@@ -117,7 +120,7 @@ def _printed(text: str, source: str) -> str:
 
     try:
         return str(xgrammar.Grammar.from_ebnf(text))
-    except RuntimeError:
+    except XGRAMMAR_ERRORS:
         xgrammar.Grammar.from_ebnf(source)
         raise
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy
 
-from aquiline.engine.grammar_text import GuideText, grammar_text, not_understood
+from aquiline.engine.grammar_text import XGRAMMAR_ERRORS, GuideText, grammar_text, not_understood
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
 
@@ -91,7 +91,7 @@ class GuideTrial:
                 mask_ms = self._mask_ms(guide)
             except InvalidParameterError as error:
                 return Finding(refusal=str(error)), b""
-            except RuntimeError as error:
+            except XGRAMMAR_ERRORS as error:
                 return Finding(refusal=str(not_understood(guided, error))), b""
         text = guide.text.encode()
         return Finding("", len(text), guide.num_states, guide.num_other_characters, mask_ms), text

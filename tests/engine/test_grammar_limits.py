@@ -39,6 +39,7 @@ def test_a_grammar_that_cannot_be_served_is_refused() -> None:
     own = compiler(max_mask_ms=0.0001)
     for grammar, reason in (
         ('root ::= "a" b', "not understood.*b"),
+        ("鷹" * 60, "not understood"),
         (AMBIGUOUS, "what may come next"),
         ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "not understood|ends the compiler"),
     ):
