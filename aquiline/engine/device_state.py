@@ -68,23 +68,24 @@ class DeviceState:
     ) -> None:
         if not committed:
             return
-        first_rows = step.first_rows()
+        first_rows = step.first_rows
         block_size = self._pool.layout.block_size
         full_blocks: list[int] = []
         full_block_rows: list[int] = []
         for item in committed:
             request = item.request
-            first_position = request.num_computed_tokens - len(item.computed_rows)
-            first_row = first_rows[request.request_id]
-            rows = [first_row + row for row in item.computed_rows]
-            end = rows[0] + len(rows)
+            first = first_rows[request.request_id]
+            rows = [first + row for row in item.computed_rows]
+            first, end = rows[0], rows[0] + len(rows)
             if rows[-1] == end - 1:
-                store.append(request.row, states.features, rows[0], end)
+                store.append(request.row, states.features, first, end)
             else:
                 store.append(request.row, states.features[rows])
-            for position, row in enumerate(rows, first_position):
-                if position % block_size == block_size - 1:
-                    full_blocks.append(request.block_ids[position // block_size])
-                    full_block_rows.append(row)
+            num_computed = request.num_computed_tokens
+            start = num_computed - len(rows)
+            # Last positions of blocks. Worked example, block size 4, rows of positions 5 to 11: 7 and 11.
+            for position in range(start - start % block_size + block_size - 1, num_computed, block_size):
+                full_blocks.append(request.block_ids[position // block_size])
+                full_block_rows.append(rows[position - num_computed])
         if full_blocks:
             store.keep_with_blocks(full_blocks, states.features[full_block_rows])

@@ -79,6 +79,7 @@ class StepLayout:
         counts = [self.num_nodes] * len(self.tree_requests) if self.row_counts is None else self.row_counts
         return {s.request.request_id: count for s, count in zip(self.tree_requests, counts, strict=True)}
 
+    @cached_property
     def first_rows(self) -> dict[str, int]:
         """Flat row of each request's first token, by request id."""
         rows, first = {}, 0

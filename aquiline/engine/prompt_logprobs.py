@@ -20,7 +20,7 @@ def record_prompt_logprobs(step: StepLayout, states: TargetStates, model: Target
 
     Rows that a preempted request computes again are skipped.
     """
-    first_rows = step.first_rows()
+    first_rows = step.first_rows
     for scheduled in step.ordered:
         request = scheduled.request
         num_top = request.params.prompt_logprobs

@@ -60,7 +60,7 @@ class Verifier:
         self, step: StepLayout, tree: DraftTree | None, states: TargetStates, any_penalty: bool
     ) -> LogitRows:
         """Rows that draw: every tree node, every plain root, and the last row of each finished prefill."""
-        first_rows = step.first_rows()
+        first_rows = step.first_rows
         state_rows: list[int] = []
         row_to_request: list[int] = []
         node_rows: list[list[int]] = []

@@ -66,7 +66,7 @@ def test_trees_come_first_then_plain_roots_then_chunks() -> None:
     step = make_step()
     assert names(step.ordered) == ["tree", "plain", "chunk", "last"]
     assert names(step.drawing) == ["tree", "plain", "last"]
-    assert step.first_rows() == {"tree": 0, "plain": 4, "chunk": 5, "last": 7}
+    assert step.first_rows == {"tree": 0, "plain": 4, "chunk": 5, "last": 7}
     assert [step.num_rows(scheduled) for scheduled in step.ordered] == [4, 1, 2, 2]
 
 
