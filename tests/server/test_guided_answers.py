@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import Any
 
 import httpx
@@ -114,7 +113,7 @@ def test_forms_that_cannot_be_kept_are_refused(server: Running, fields: dict[str
 
 
 def test_a_client_that_leaves_takes_its_guide_along(server: Running) -> None:
-    """Two would keep both compilers busy; who asks next is answered at once."""
+    """Two would keep both compilers busy until their time is over, which would be told of them from then on."""
     compiler = server.app.state.service.served.compile_guided.__self__
     options = [f'"{n:06d}" [a-z]{{1,60}} [^{chr(97 + n % 26)}]{{1,60}}' for n in range(12_000)]
     huge = "root ::= " + " | ".join(options)
@@ -122,8 +121,8 @@ def test_a_client_that_leaves_takes_its_guide_along(server: Running) -> None:
         with pytest.raises(httpx.ReadTimeout):
             body = {"messages": QUESTION, "guided_grammar": f'{huge} | "{number}"'}
             httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=httpx.Timeout(60, read=1.0))
-    started = time.monotonic()
     answer = post(server, guided_grammar='root ::= "a" | "bc"').json()
-    assert answer["choices"][0]["message"]["content"] in ("a", "bc") and time.monotonic() - started < 9
+    assert answer["choices"][0]["message"]["content"] in ("a", "bc")
     assert compiler._processes._num_places == NUM_PROCESSES
-    assert not [guided for guided in compiler._kept if (guided.grammar or "").startswith(huge)]
+    known = [*compiler._kept, *compiler._processes._refusals]
+    assert not [guided for guided in known if (guided.grammar or "").startswith(huge)]
