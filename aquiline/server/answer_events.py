@@ -11,6 +11,8 @@ from aquiline.server.submission import Submission
 class AnswerEvents:
     """What `EventPump` sends for one request; see `EventSource`."""
 
+    __slots__ = ("_has_begun", "_num_unfinished", "_submission", "_writer")
+
     def __init__(self, answer: Answer, submission: Submission) -> None:
         self._writer = EventWriter(answer)
         self._submission = submission

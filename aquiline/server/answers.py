@@ -16,7 +16,7 @@ from aquiline.server.submission import Progress
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class AnswerHead:
     """What every event and every whole answer says first.
 
@@ -49,7 +49,7 @@ class AnswerHead:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """Which extras an answer has.
 
@@ -86,6 +86,8 @@ class Answer(Protocol):
 
 class EventWriter:
     """The events of one answer, as bytes; all that they have in common is written once."""
+
+    __slots__ = ("_after", "_answer", "_before", "_empty", "_latest")
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer

@@ -27,6 +27,8 @@ class BodyWriter:
         flow: tells whether the connection takes more.
     """
 
+    __slots__ = ("_cycle", "_flow", "_transport")
+
     def __init__(self, cycle: Any, flow: FlowControl, transport: asyncio.Transport) -> None:
         self._cycle = cycle
         self._flow = flow

@@ -16,7 +16,7 @@ from aquiline.server.tools.events import CallEvent, ContentEvent, ToolEvent, Too
 from aquiline.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ChatPlan:
     """How the choices of a chat answer are written.
 
@@ -35,7 +35,7 @@ class ChatPlan:
     has_one_call: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class _Choice:
     """One choice while it grows."""
 
@@ -70,6 +70,8 @@ class _Message:
 
 class ChatAnswer:
     """Writes the choices of a chat answer."""
+
+    __slots__ = ("_choices", "_plan", "head", "options")
 
     def __init__(self, plan: ChatPlan) -> None:
         self.head = plan.head

@@ -50,6 +50,8 @@ class Body(Protocol):
 class EventPump:
     """Sends the events of one answer."""
 
+    __slots__ = ("_body", "_over", "_slow", "_source")
+
     def __init__(self, body: Body, source: EventSource) -> None:
         self._body = body
         self._source = source

@@ -56,6 +56,24 @@ class Submission:
         on_news: called whenever there is something to `take`.
     """
 
+    __slots__ = (
+        "_changed",
+        "_error",
+        "_keeps_runs",
+        "_latest",
+        "_news",
+        "_num_accepted",
+        "_num_finished",
+        "_runs",
+        "_seen",
+        "first_token_at",
+        "nums_answers",
+        "on_news",
+        "request_ids",
+        "submitted_at",
+        "timer",
+    )
+
     def __init__(self, nums_answers: Sequence[int], keeps_runs: bool = True) -> None:
         self.nums_answers = tuple(nums_answers)
         self.request_ids: list[str] = []

@@ -41,6 +41,8 @@ class TextDeltas:
         is_single: one token per piece.
     """
 
+    __slots__ = ("_decoder", "_is_finished", "_is_single", "_num_characters", "_num_decoded", "_num_tokens")
+
     def __init__(self, decoder: IncrementalDecoder | None = None, is_single: bool = False) -> None:
         assert decoder is not None or not is_single, "single tokens need a decoder"
         self._decoder = decoder
