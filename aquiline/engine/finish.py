@@ -23,8 +23,8 @@ class Committed:
     Attributes:
         token_ids: the tokens of the run that the user receives.
         finish_reason: None while the output goes on.
-        stop_reason: the stop string or stop token id that ended it, or why it was aborted where its grammar was too slow;
-            None for end-of-sequence and length.
+        stop_reason: the stop string or stop token id that ended it, or why it was aborted where its grammar was too
+            slow; None for end-of-sequence and length.
     """
 
     token_ids: tuple[int, ...]
