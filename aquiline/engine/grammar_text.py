@@ -149,7 +149,7 @@ def _json_grammar(guided: GuidedParams, limits: RegexLimits) -> GuideText:
     rules: list[str] = []
     for number, regex in enumerate(read.texts):
         stands_for = f'Regex("{pattern_name(number)}", json_string=true)'
-        if pattern_name(number) not in text:
+        if not re.search(rf'(?<!\\)"{re.escape(pattern_name(number))}"', text):
             continue  # Nothing that the schema allows is written by it, such as a key of an object that has none.
         rules += regex_rules(regex, "JSON schema's pattern", f"text_{number}_", limits)
         if stands_for not in text:

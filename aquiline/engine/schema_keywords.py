@@ -33,6 +33,13 @@ REFUSED = {
     "$dynamicRef": "use $ref",
     "$recursiveRef": "use $ref",
 }
+# Keywords that judge what the others of their own schema leave over, and those others.
+LEFT_OVER = {
+    "additionalProperties": ("properties",),
+    "unevaluatedProperties": ("properties", "additionalProperties"),
+    "items": ("prefixItems",),
+    "additionalItems": ("items",),
+}
 
 
 def check_keyword(keyword: str, path: str) -> None:
@@ -57,22 +64,36 @@ def merged(node: Schema, path: str) -> Schema:
     if not isinstance(parts, list) or not parts:
         refuse(f"{path}/allOf", "it must be a list of at least one schema")
     whole = {keyword: value for keyword, value in node.items() if keyword in KNOWN and keyword != "allOf"}
-    holders = [whole.copy()]
+    # What stands beside allOf sees into it where nothing is evaluated, and is judged with all the rest.
+    holders = [{keyword: value for keyword, value in whole.items() if not keyword.startswith("unevaluated")}]
     for index, part in enumerate(parts):
         place = f"{path}/allOf/{index}"
         if not isinstance(part, Mapping):
             refuse(place, "it must be an object")
         for keyword in part:
             check_keyword(keyword, place)
+        if moves_references(part):
+            refuse(f"{place}/$id", "references are looked up in the whole schema; leave it out")
         holders.append(merged(dict(part), place) if "allOf" in part else {**part})
         for keyword, value in holders[-1].items():
             if keyword in KNOWN:
                 whole[keyword] = _both(whole.get(keyword, value), value, keyword, place)
     for holder in holders:
-        is_open = holder.get("additionalProperties", True) is True
-        if not is_open and not are_equal(holder.get("properties", {}), whole.get("properties", {})):
-            refuse(f"{path}/allOf", "additionalProperties would count each part's own properties alone")
+        _check_left_over(holder, whole, f"{path}/allOf")
     return whole
+
+
+def _check_left_over(holder: Schema, whole: Schema, path: str) -> None:
+    for keyword, others in LEFT_OVER.items():
+        if holder.get(keyword, True) is True:
+            continue
+        if any(not are_equal(holder.get(other), whole.get(other)) for other in others):
+            refuse(path, f"{keyword} would count each part's own {' and '.join(others)} alone")
+
+
+def moves_references(node: Mapping[str, object]) -> bool:
+    """Whether references below a schema begin at it rather than at the whole; `$id` may also be a name for itself."""
+    return "$id" in node and not str(node["$id"]).startswith("#")
 
 
 def _both(one: object, other: object, keyword: str, place: str) -> object:

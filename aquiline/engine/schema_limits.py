@@ -29,9 +29,9 @@ def shown(value: object) -> str:
 
 
 def _count(node: Schema, keyword: str, path: str, most: int) -> int | None:
-    value = node.get(keyword)
-    if value is None:
+    if keyword not in node:
         return None
+    value = node[keyword]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
@@ -62,10 +62,38 @@ def number_limits(name: str, node: Schema, path: str) -> Schema:
     if "multipleOf" in node and len(node) > 1:
         refuse(f"{path}/multipleOf", "it stands beside limits; give an enum")
     if name == "number":
+        _check_room(node, path, 0)
         return node
     found = {}
     for keyword, value in node.items():
         # 2.5 and more is 3 and more; less than 2.5 is less than 3; more than 2.5 is more than 2.
         goes_up = not float(value).is_integer() and keyword in ("minimum", "exclusiveMaximum")
         found[keyword] = int(value // 1) + goes_up
+    _check_room(found, path, 1)
     return found
+
+
+def _check_room(node: Schema, path: str, step: int) -> None:
+    """Refuse limits that no number lies between.
+
+    Args:
+        step: from one number to the next; 0 where there is always one between two.
+    """
+    is_strict = {"minimum": False, "maximum": False, "exclusiveMinimum": True, "exclusiveMaximum": True}
+    lows = [
+        (node[keyword] + step * is_strict[keyword], is_strict[keyword])
+        for keyword in ("minimum", "exclusiveMinimum")
+        if keyword in node
+    ]
+    highs = [
+        (node[keyword] - step * is_strict[keyword], not is_strict[keyword])
+        for keyword in ("maximum", "exclusiveMaximum")
+        if keyword in node
+    ]
+    if not lows or not highs:
+        return
+    (low, is_above), (high, is_reached) = max(lows), min(highs)
+    if low > high or (not step and low == high and (is_above or not is_reached)):
+        refuse(
+            f"{path}/{next(keyword for keyword in node if keyword in is_strict)}", "no number lies between its limits"
+        )

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from aquiline.engine.regex_parser import Regex, parse_regex
 from aquiline.engine.schema_exclusive import are_exclusive
-from aquiline.engine.schema_keywords import ANNOTATIONS, KEYWORDS, KNOWN, TYPES, check_keyword, merged
+from aquiline.engine.schema_keywords import ANNOTATIONS, KEYWORDS, KNOWN, TYPES, check_keyword, merged, moves_references
 from aquiline.engine.schema_limits import LARGEST_INTEGER, Schema, escaped, limits, number_limits, refuse, shown
 from aquiline.engine.schema_strings import FORMATS, format_regex, in_json, other_names
 from aquiline.engine.schema_values import are_equal, fits_type
@@ -62,6 +62,7 @@ class _Reader:
     def __init__(self, root: object) -> None:
         self._root = root
         self._num_schemas = 0
+        self._num_bases = 0
         self._names: dict[str, str] = {}
         self._definitions: dict[str, Schema] = {}
         self._texts: dict[Regex, int] = {}
@@ -90,9 +91,14 @@ class _Reader:
             check_keyword(keyword, path)
             if keyword in KNOWN:
                 asserted[keyword] = value
-        if asserted.pop("nullable", False) is True:
-            return {"anyOf": [self._asserted(asserted, path, depth), {"type": "null"}]}
-        return self._asserted(asserted, path, depth)
+        is_nullable = asserted.pop("nullable", False)
+        if not isinstance(is_nullable, bool):
+            refuse(f"{path}/nullable", f"{shown(is_nullable)} must be true or false")
+        has_own_base = node is not self._root and moves_references(node)
+        self._num_bases += has_own_base
+        read = self._asserted(asserted, path, depth)
+        self._num_bases -= has_own_base
+        return {"anyOf": [read, {"type": "null"}]} if is_nullable else read
 
     def _asserted(self, node: Schema, path: str, depth: int) -> Schema:
         if "allOf" in node:
@@ -115,6 +121,8 @@ class _Reader:
     def _reference(self, pointer: object, path: str, depth: int) -> str:
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
             refuse(path, f"{shown(pointer)} does not point into this schema; write #/$defs/name")
+        if self._num_bases:
+            refuse(path, "a schema around it has an $id of its own, from which it would count; leave that out")
         if pointer not in self._names:
             target: object = self._root
             for part in unquote(pointer).split("/")[1:]:
@@ -221,15 +229,21 @@ class _Reader:
         if node.get("unevaluatedItems", True) is not True:
             refuse(f"{path}/unevaluatedItems", "give items: false behind prefixItems")
         found = limits(node, ("minItems", "maxItems"), path, MAX_ITEMS)
-        prefix, items = node.get("prefixItems"), node.get("items", True)
+        keyword, items = "prefixItems", node.get("items", True)
         if isinstance(items, list):
-            prefix, items = items, node.get("additionalItems", True)
-        if prefix is not None:
+            if "prefixItems" in node:
+                refuse(f"{path}/items", "a list stands beside prefixItems; give one of them")
+            keyword, items = "items", node.get("additionalItems", True)
+        if keyword in node:
+            prefix = node[keyword]
             if not isinstance(prefix, list) or not prefix:
-                refuse(f"{path}/prefixItems", "it must be a list of at least one schema")
+                refuse(f"{path}/{keyword}", "it must be a list of at least one schema")
+            prefix = prefix[: found.get("maxItems", len(prefix))]
             found["prefixItems"] = [
-                self._schema(part, f"{path}/prefixItems/{index}", depth + 1) for index, part in enumerate(prefix)
+                self._schema(part, f"{path}/{keyword}/{index}", depth + 1) for index, part in enumerate(prefix)
             ]
+        if items is False and found.get("minItems", 0) > len(found.get("prefixItems", ())):
+            refuse(f"{path}/minItems", "so many items are not allowed")
         found["items"] = items if items is False else self._schema(items, f"{path}/items", depth + 1)
         return found
 
@@ -250,6 +264,8 @@ class _Reader:
         if optional > MAX_OPTIONAL:
             refuse(f"{path}/properties", f"more than {MAX_OPTIONAL} of them are optional")
         found: Schema = limits(node, ("minProperties", "maxProperties"), path, MAX_ITEMS)
+        if found.get("maxProperties", MAX_ITEMS) < len(set(required)):
+            refuse(f"{path}/maxProperties", "more are required")
         found["properties"] = {
             name: self._schema(value, f"{path}/properties/{escaped(name)}", depth + 1)
             for name, value in properties.items()
@@ -258,6 +274,8 @@ class _Reader:
         if other is False or (other is True and properties and "additionalProperties" not in node):
             if "propertyNames" in node:
                 refuse(f"{path}/propertyNames", "the properties are named already")
+            if found.get("minProperties", 0) > len(properties):
+                refuse(f"{path}/minProperties", "so many properties are not allowed")
             return {**found, "additionalProperties": False}
         if "minProperties" in found:
             refuse(f"{path}/minProperties", "additional properties may be named twice and count once")
@@ -272,4 +290,6 @@ class _Reader:
             return {"pattern": pattern_name(number)}
         if names or not isinstance(asked, Mapping) or set(asked) - ANNOTATIONS - {"type", "pattern"}:
             refuse(f"{path}/propertyNames", "only a pattern is understood, in an object without properties")
+        if "type" in asked and "string" not in self._types(asked["type"], f"{path}/propertyNames/type"):
+            refuse(f"{path}/propertyNames/type", "names are strings")
         return self._string({"pattern": asked.get("pattern", "")}, f"{path}/propertyNames")

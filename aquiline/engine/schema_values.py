@@ -8,7 +8,9 @@ from collections.abc import Hashable, Mapping
 def fits_type(value: object, name: str) -> bool:
     """Whether a value of JSON is of a type."""
     if name == "integer":
-        return isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer()
+        return not isinstance(value, bool) and (
+            isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        )
     kinds = {"string": str, "number": (int, float), "boolean": bool, "array": list, "object": dict}
     if name == "null":
         return value is None

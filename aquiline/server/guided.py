@@ -74,7 +74,9 @@ def call_schema(body: ChatBody) -> Mapping[str, Any]:
     calls = []
     for index, function in enumerate(tools):
         place = "#/properties/arguments" if len(tools) == 1 else f"#/anyOf/{index}/properties/arguments"
-        arguments = _moved(function.parameters or {"type": "object"}, place)
+        # Where it now stands it would begin a schema of its own.
+        given = {key: value for key, value in (function.parameters or {"type": "object"}).items() if key != "$id"}
+        arguments = _moved(given, place)
         properties = {"name": {"const": function.name}, "arguments": arguments}
         required = ["name", "arguments"]
         calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})

@@ -17,6 +17,7 @@ from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
 
 INTEGER = {"type": "integer"}
+STRING = {"type": "string"}
 SCHEMAS: list[tuple[Any, str, str]] = [
     ({"type": "integer", "multipleOf": 1025}, "#/multipleOf", "must be an integer from 1 to 1024"),
     ({"type": "integer", "multipleOf": 0}, "#/multipleOf", "must be an integer from 1 to 1024"),
@@ -67,6 +68,27 @@ SCHEMAS: list[tuple[Any, str, str]] = [
         "#/allOf",
         "each part's own properties",
     ),
+    (
+        {"allOf": [{"properties": {"a": {}}, "unevaluatedProperties": False}, {"properties": {"b": {}}}]},
+        "#/allOf",
+        "unevaluatedProperties would count each part's own",
+    ),
+    ({"allOf": [{"unevaluatedProperties": False}, {"additionalProperties": INTEGER}]}, "#/allOf", "each part's own"),
+    ({"allOf": [{"prefixItems": [INTEGER]}, {"items": False}]}, "#/allOf", "each part's own prefixItems"),
+    ({"prefixItems": [INTEGER], "allOf": [{"items": STRING}]}, "#/allOf", "each part's own prefixItems"),
+    ({"allOf": [{"items": [INTEGER]}, {"additionalItems": False}]}, "#/allOf", "each part's own items"),
+    ({"allOf": [{"$id": "a", "$ref": "#/$defs/b"}], "$defs": {"b": {}}}, "#/allOf/0/$id", "in the whole schema"),
+    ({"items": {"$id": "a", "items": {"$ref": "#/$defs/b"}}}, "#/items/items/$ref", "has an $id of its own"),
+    ({"type": "object", "propertyNames": {"type": ["null"]}}, "#/propertyNames/type", "names are strings"),
+    ({"prefixItems": [INTEGER], "items": [{}]}, "#/items", "a list stands beside prefixItems"),
+    ({"prefixItems": [INTEGER], "items": False, "minItems": 2}, "#/minItems", "so many items are not allowed"),
+    ({"properties": {"a": {}}, "minProperties": 2}, "#/minProperties", "so many properties are not allowed"),
+    ({"required": ["a", "b", "b"], "maxProperties": 1}, "#/maxProperties", "more are required"),
+    ({"type": "integer", "exclusiveMinimum": 2.5, "exclusiveMaximum": 3}, "#/exclusiveMinimum", "no number lies"),
+    ({"type": "number", "maximum": 3, "exclusiveMinimum": 3}, "#/maximum", "no number lies between its limits"),
+    ({"type": "null", "nullable": 1}, "#/nullable", "must be true or false"),
+    ({"type": "array", "minItems": None}, "#/minItems", "must be an integer from 0"),
+    ({"type": "integer", "enum": [10**400, 1]}, "#/enum", "so it may be rounded"),
     ({"propertie": {}}, "#/propertie", "the keyword is not known"),
     *(({keyword: 1}, f"#/{keyword}", reason) for keyword, reason in REFUSED.items()),
 ]

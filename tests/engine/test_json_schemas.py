@@ -64,6 +64,25 @@ SCHEMAS: dict[str, Any] = {
     },
     "all of all": {"allOf": [{"allOf": [{"type": "integer"}, {"minimum": 3}]}, {"maximum": 9}]},
     "all of one": {"allOf": [{"$ref": "#/$defs/n"}], "$defs": {"n": {"type": "integer", "minimum": 3}}},
+    "all of what is evaluated together": {
+        "allOf": [{"properties": {"a": INTEGER}}],
+        "properties": {"b": INTEGER},
+        "required": ["a"],
+        "unevaluatedProperties": False,
+    },
+    "tuple cut short": {"type": "array", "prefixItems": [INTEGER, {"type": "null"}], "maxItems": 1},
+    "tuple cut off": {"type": "array", "prefixItems": [INTEGER], "maxItems": 0},
+    "limits that meet": {"type": "number", "minimum": 3, "maximum": 3},
+    "an id for all": {"$id": "http://example.com/a", "$defs": {"n": INTEGER}, "items": {"$ref": "#/$defs/n"}},
+    "an id and all of it again": {"$id": "http://example.com/a", "items": {"$ref": "#"}, "maxItems": 1},
+    "names that are strings": {"propertyNames": {"type": ["string", "null"], "pattern": "^a+$"}},
+    "a text that stands for a pattern": {"enum": ["(aquiline0|-)", 'Regex("(aquiline0|-)", json_string=true)']},
+    "such a text beside patterns": {
+        "anyOf": [{"pattern": "^b+$"}, {"enum": ["(aquiline0|-)"]}, {"type": "object", "maxProperties": 0}]
+    },
+    "such a text beside a pattern that nothing needs": {
+        "anyOf": [{"type": "object", "maxProperties": 0}, {"enum": ["(aquiline0|-)"]}]
+    },
     "recursive list": LIST_NODE,
     "recursive tree": closed(c={"type": "array", "items": {"$ref": "#"}, "maxItems": 2}),
     "odd pointer": {"$defs": {"a b/c~": {"type": "boolean"}}, "$ref": "#/$defs/a%20b~1c~0"},

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from aquiline.engine.grammar_process import NUM_PROCESSES
+from aquiline.engine.grammar_text import grammar_text
 from aquiline.guided import GuidedParams
 from aquiline.llm import LLM
 from aquiline.request import SamplingParams
@@ -60,6 +61,13 @@ def test_references_of_arguments_hold_whatever_their_properties_are_called() -> 
         arguments = call_schema(body)["properties"]["arguments"]
         moved = {"$ref": "#/properties/arguments/$defs/const"}
         assert arguments == {keyword: dict.fromkeys(names, moved), "default": {"$ref": "#/a"}}
+
+
+def test_arguments_that_have_an_id_keep_their_references() -> None:
+    schema = {"$id": "http://example.com/fly", "$defs": {"n": NOTHING}, "$ref": "#/$defs/n"}
+    tools = [{"type": "function", "function": {"name": "fly", "parameters": schema}}]
+    body = ChatBody.model_validate({"messages": QUESTION, "tools": tools, "tool_choice": "required"})
+    assert grammar_text(GuidedParams(json_schema=call_schema(body))).text
 
 
 @pytest.mark.parametrize(("fields", "guided"), FORMS, ids=[f"{guided.kind} by {min(form)}" for form, guided in FORMS])
