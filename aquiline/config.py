@@ -218,7 +218,8 @@ class GrammarConfig:
     Attributes:
         max_compile_seconds: most processor time that a guide that is not small may take to compile.
         max_compile_mb: most memory that it may take meanwhile, in MiB.
-        max_mask_ms: a request whose grammar takes more processor time than that in one step is aborted.
+        max_mask_ms: a request whose grammar takes more processor time than that in one step goes on without drafts, and
+            where it does so without them, it is aborted.
         max_mask_mean_ms: likewise, when its grammar goes beyond that step after step, until what is beyond comes to a
             hundred times as much.
     """

@@ -20,7 +20,6 @@ from aquiline.engine.feature_store import FeatureStore
 from aquiline.engine.finish import abort
 from aquiline.engine.forecast_tally import ForecastTally
 from aquiline.engine.grammar import GrammarCompiler, VocabularyFactory
-from aquiline.engine.grammar_time import OVERDUE
 from aquiline.engine.guidance import Guidance
 from aquiline.engine.host_view import accepted_runs, step_facts, tree_traces
 from aquiline.engine.inputs import InputBuilder, StepLayout
@@ -329,13 +328,12 @@ class Engine:
         for item in committed:
             request = item.request
             request.step_seconds += seconds
-            if self.guidance.is_overdue(request):
-                abort(request, self._streams[request.request_id], OVERDUE)
+            self.guidance.bound(request, self._streams[request.request_id])
             if request.is_finished:
                 self._device.release(request)
                 self.scheduler.finish(request)
             group_id = self._group_of[request.request_id]
-            if item.token_ids and group_id not in grown:
+            if (item.token_ids or request.is_finished) and group_id not in grown:
                 grown.append(group_id)
         return [self._close(self._groups[group_id]) for group_id in grown]
 

@@ -15,13 +15,15 @@ import numpy
 import torch
 
 from aquiline.config import GrammarConfig
+from aquiline.engine.finish import abort
 from aquiline.engine.grammar import CompiledGrammar, GrammarCompiler, Matcher, new_masks
 from aquiline.engine.grammar_nodes import ForetoldRate, foretold_tokens, guided_tree
-from aquiline.engine.grammar_time import GrammarTime
+from aquiline.engine.grammar_time import OVERDUE, GrammarTime, GrammarVerdict
 from aquiline.engine.host_tree import HostTree
 from aquiline.engine.inputs import StepLayout
 from aquiline.engine.lookup import LookupLimits
 from aquiline.engine.row_worth import RowWorth
+from aquiline.engine.stream import TextStream
 from aquiline.engine.tree import DraftTree
 from aquiline.errors import ConsistencyError, InternalError, InvalidParameterError
 from aquiline.kernels.reference.sampling import TokenMasks
@@ -185,11 +187,11 @@ class Guidance:
         matcher = self._matchers.get(request.request_id)
         if matcher is None:
             return look_up()
-        with self._timed(), self._time.taking(request.request_id):
+        with self._timed(), self._time.taking(request.request_id, is_for_drafts=True):
             foretold = foretold_tokens(matcher, self._rate.rate, limits, worth)
             self._foretold[request.request_id] = [(token_id, likely < 1.0) for token_id, likely in foretold]
         found = look_up()
-        with self._timed(), self._time.taking(request.request_id):
+        with self._timed(), self._time.taking(request.request_id, is_for_drafts=True):
             return guided_tree(matcher, foretold, found, limits)
 
     def guided(self, step: StepLayout, tree: DraftTree | None, rows: LogitRows) -> LogitRows:
@@ -218,13 +220,15 @@ class Guidance:
                 rows += [-1] * (step.num_rows(scheduled) if has_tree else 1)
                 continue
             with self._time.taking(scheduled.request.request_id):
-                if not has_tree:
-                    rows.append(self._table.add(matcher))
-                    continue
-                assert tree is not None
+                root = self._table.add(matcher)
+            if not has_tree:
+                rows.append(root)
+                continue
+            assert tree is not None
+            with self._time.taking(scheduled.request.request_id, is_for_drafts=True):
                 count = step.num_rows(scheduled)
                 nodes = TreeNodes(tree.tokens[index, :count].tolist(), tree.parents[index, :count].tolist())
-                rows += fill_tree(matcher, nodes, self._table)
+                rows += fill_tree(matcher, nodes, self._table, root)
         return self._table.masks(rows, self._device)
 
     def masks_of(self, requests: Sequence[Request], paths: Sequence[Sequence[int]]) -> TokenMasks | None:
@@ -245,14 +249,20 @@ class Guidance:
                 if matcher is None:
                     rows += [-1] * num_per_request
                     continue
-                with self._time.taking(request.request_id):
+                with self._time.taking(request.request_id, is_for_drafts=True):
                     rows += [_mask_below(matcher, path, self._table) for path in own]
             return self._table.masks(rows, self._device)
 
-    def is_overdue(self, request: Request) -> bool:
-        """Whether a request's grammar delays others too much, as the step that ends shows; ask once a step."""
+    def bound(self, request: Request, stream: TextStream) -> None:
+        """Keep a request whose grammar delays others from drafting, or end it; to be called once a step."""
         grammar = self._grammars.get(request.request_id)
-        return grammar is not None and self._time.is_overdue(request.request_id, grammar)
+        if grammar is None:
+            return
+        verdict = self._time.judge(request.request_id, grammar)
+        if verdict is GrammarVerdict.OVERDUE:
+            abort(request, stream, OVERDUE)
+        elif verdict is GrammarVerdict.WITHOUT_DRAFTS:
+            request.speculate = request.looks_up = False
 
     @property
     def has_guided(self) -> bool:
@@ -279,8 +289,11 @@ class Guidance:
                 raise ConsistencyError(f"request {request.request_id}: the grammar's state differs from a fresh one")
 
 
-def fill_tree(matcher: Matcher, nodes: TreeNodes, table: MaskTable) -> list[int]:
+def fill_tree(matcher: Matcher, nodes: TreeNodes, table: MaskTable, root: int) -> list[int]:
     """Masks along each node's own path; the matcher stands at the root before and after.
+
+    Args:
+        root: number of the mask of the root, which is written already.
 
     Returns:
         Number of the mask of every node; -1 where no mask is needed: at absent nodes, below an illegal token or an end.
@@ -289,7 +302,7 @@ def fill_tree(matcher: Matcher, nodes: TreeNodes, table: MaskTable) -> list[int]
     for node, parent in enumerate(nodes.parents):
         children.setdefault(parent, []).append(node)
     rows = [-1] * len(nodes.parents)
-    rows[0] = table.add(matcher)
+    rows[0] = root
     num_down = 0
     waiting = [(node, 0) for node in reversed(children.get(0, ()))]
     while waiting:

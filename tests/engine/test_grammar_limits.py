@@ -10,8 +10,8 @@ import pytest
 
 from aquiline.config import GrammarConfig
 from aquiline.engine.engine import Engine, EngineModels
-from aquiline.engine.grammar import MAX_KEPT, CompiledGrammar, GrammarCompiler
-from aquiline.engine.grammar_time import OVERDUE, GrammarTime
+from aquiline.engine.grammar import MAX_KEPT, CompiledGrammar, GrammarCompiler, MaskArray, Matcher
+from aquiline.engine.grammar_time import OVERDUE, GrammarTime, GrammarVerdict
 from aquiline.errors import InvalidParameterError
 from aquiline.guided import GuidedParams
 from aquiline.request import FinishReason, SamplingParams
@@ -75,7 +75,7 @@ def test_what_a_grammar_takes_beyond_its_share_adds_up_over_its_requests(monkeyp
         for _ in range(2):
             with own.taking(name):
                 clock[0] += taken_ms / 2000
-        return own.is_overdue(name, grammar)
+        return own.judge(name, grammar) is GrammarVerdict.OVERDUE
 
     assert not any(step(grammars[0], 20) for _ in range(1000))
     assert not any(step(grammars[0], 140) for _ in range(16))
@@ -86,12 +86,68 @@ def test_what_a_grammar_takes_beyond_its_share_adds_up_over_its_requests(monkeyp
     assert step(grammars[1], 251)
 
 
+def test_drafts_stop_before_anything_ends_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares of 20 ms: what drafts take beyond is no reason to end, and made up for it is forgotten."""
+    clock = [0.0]
+    monkeypatch.setattr("aquiline.engine.grammar_time.time.thread_time", lambda: clock[0])
+    grammar = compiler().compile(GuidedParams(choice=["a"]))
+    own = GrammarTime(GrammarConfig())
+
+    def step(plain_ms: float, draft_ms: float) -> GrammarVerdict:
+        for taken_ms, is_for_drafts in ((plain_ms, False), (draft_ms, True)):
+            with own.taking("a", is_for_drafts):
+                clock[0] += taken_ms / 1000
+        return own.judge("a", grammar)
+
+    assert {step(10, 130) for _ in range(16)} == {GrammarVerdict.FINE}
+    assert {step(10, 130) for _ in range(50)} == {GrammarVerdict.WITHOUT_DRAFTS}
+    assert {step(10, 0) for _ in range(199)} == {GrammarVerdict.WITHOUT_DRAFTS}
+    assert {step(10, 0) for _ in range(20)} == {GrammarVerdict.FINE}
+    assert step(10, 251) is GrammarVerdict.WITHOUT_DRAFTS
+    assert step(251, 0) is GrammarVerdict.OVERDUE
+
+
+@pytest.mark.parametrize("mode", ["chain:4", "tree:2x2"])
+def test_a_slow_grammar_costs_its_drafts_and_no_token(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every mask takes 10 ms: one a step is borne, and those of a tree are not for long."""
+    clock = [0.0]
+    monkeypatch.setattr("aquiline.engine.grammar_time.time.thread_time", lambda: clock[0])
+    fill = Matcher.fill
+
+    def slow_fill(self: Matcher, bits: MaskArray, row: int) -> None:
+        clock[0] += 0.01
+        fill(self, bits, row)
+
+    params = SamplingParams(temperature=1, seed=3, max_tokens=200, guided=GuidedParams(regex="[ab]{150}"))
+    plain = answers(run_jobs(guided_engine(TinySettings(num_blocks=200)), [Job((5,), params)])["0"])
+    monkeypatch.setattr(Matcher, "fill", slow_fill)
+    engine = guided_engine(TinySettings(mode, num_blocks=200))
+    engine.guidance._time = GrammarTime(GrammarConfig(max_mask_mean_ms=12))
+    num_drafted = []
+    engine.add_request("a", (5,), params)
+    while engine.has_unfinished:
+        (output,) = engine.step()
+        num_drafted.append(output.outputs[0].speculation.num_draft_tokens)
+    assert answers(output) == plain
+    assert 0 < num_drafted[10] < num_drafted[-1] == num_drafted[-40]
+    assert_nothing_left(engine)
+
+
+def test_a_request_that_ends_before_its_first_token_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = guided_engine(TinySettings(max_num_batched_tokens=4))
+    engine.guidance._time = GrammarTime(GrammarConfig(max_mask_ms=1e-6))
+    params = SamplingParams(max_tokens=8, guided=GuidedParams(choice=["a"]))
+    output = run_jobs(engine, [Job(tuple(range(1, 12)), params)])["0"].outputs[0]
+    assert (output.finish_reason, output.stop_reason, output.token_ids) == (FinishReason.ABORT, OVERDUE, ())
+    assert_nothing_left(engine)
+
+
 def test_a_step_that_takes_nothing_leaves_nothing_behind() -> None:
     own = GrammarTime(GrammarConfig())
     with own.taking("0"):
         pass
     own.forget("0")
-    assert not own._taken
+    assert not own._whole._taken and not own._plain._taken
 
 
 def test_many_ask_for_one_grammar_at_once_and_get_the_same() -> None:

@@ -73,7 +73,8 @@ class GuidedToy:
         rows = self.decoder.logit_rows(inputs, tree, paths, positions)
         table, numbers = MaskTable(len(LETTERS)), []
         for index, matcher in enumerate(matchers):
-            numbers += fill_tree(matcher, TreeNodes(tree.tokens[index].tolist(), tree.parents[index].tolist()), table)
+            nodes = TreeNodes(tree.tokens[index].tolist(), tree.parents[index].tolist())
+            numbers += fill_tree(matcher, nodes, table, table.add(matcher))
         masks = table.masks(numbers, torch.device("cpu"))
         return self.decoder.sampler.accept(inputs, tree if self.decoder.branching else None, replace(rows, masks=masks))
 

@@ -108,7 +108,7 @@ def test_every_node_has_the_mask_of_its_own_path() -> None:
     tokens[8] = EOS
     table = MaskTable(VOCAB)
     matcher = matcher_of(guided)
-    rows = fill_tree(matcher, TreeNodes(tokens, parents), table)
+    rows = fill_tree(matcher, TreeNodes(tokens, parents), table, table.add(matcher))
     for node, row in enumerate(rows):
         path = []
         at = node

@@ -72,6 +72,8 @@ def check_legal(job: Job, output: RequestOutput) -> None:
 def test_whatever_happens_around_it_a_request_answers_as_alone(seed: int) -> None:
     choose = random.Random(seed)
     jobs = [random_job(choose) for _ in range(NUM_JOBS)]
+    ways = random.Random(seed).choices(("auto", "off", "chain:2", "chain:4", "tree:2x1"), k=NUM_JOBS)
+    jobs = [replace(job, params=replace(job.params, speculation=way)) for job, way in zip(jobs, ways, strict=True)]
     mode = ("chain:4", "tree:3x2x1", "dynamic:steps=3,topk=2,nodes=6", "auto")[seed]
     settings = TinySettings(mode, block_size=2, num_blocks=22, max_num_seqs=6, check_consistency=seed == 1)
     engine = guided_engine(settings)
@@ -84,7 +86,8 @@ def test_whatever_happens_around_it_a_request_answers_as_alone(seed: int) -> Non
         if output is None:
             continue
         check_legal(job, output)
-        alone = run_jobs(guided_engine(TinySettings(num_blocks=400)), [replace(job, arrival=0, abort=None)])["0"]
+        plain = replace(job, params=replace(job.params, speculation="auto"), arrival=0, abort=None)
+        alone = run_jobs(guided_engine(TinySettings(num_blocks=400)), [plain])["0"]
         for found, expected in zip(answers(output), answers(alone), strict=True):
             if found.finish_reason is FinishReason.ABORT:
                 assert expected.token_ids[: len(found.token_ids)] == found.token_ids
