@@ -248,11 +248,13 @@ class GrammarCompiler:
     def _drop_some(self) -> None:
         """Forget grammars that nobody asked for lately; requests that follow one keep it."""
         ready = {guided: grammar for guided, job in self._kept.items() if (grammar := job.result) is not None}
-        num_bytes = sum(grammar.num_bytes for grammar in ready.values())
+        # A source may be far larger than what it comes to.
+        sizes = {guided: grammar.num_bytes + len(guided.source) for guided, grammar in ready.items()}
+        num_bytes = sum(sizes.values())
         for guided in [*ready][:-1]:
             if num_bytes <= MAX_KEPT_BYTES and len(self._kept) <= MAX_KEPT:
                 return
-            num_bytes -= ready[guided].num_bytes
+            num_bytes -= sizes[guided]
             del self._kept[guided]
 
     def _processes_of_guides(self) -> GuideProcesses:

@@ -169,6 +169,15 @@ def test_grammars_that_nobody_holds_nor_asked_for_lately_are_forgotten() -> None
     assert own.compile(GuidedParams(choice=["held"])) is held
 
 
+def test_the_sources_of_kept_grammars_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aquiline.engine.grammar.MAX_KEPT_BYTES", 50_000)
+    own = compiler()
+    for number in range(30):
+        own.compile(GuidedParams(json_schema={"const": number, "description": "x" * 7000}))
+        assert len(own._kept) <= 8
+    assert len(own._kept) > 2
+
+
 def test_a_grammar_that_is_held_is_not_compiled_again_for_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = guided_engine(TinySettings())
     assert engine.grammars is not None

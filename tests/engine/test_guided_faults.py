@@ -162,6 +162,20 @@ def test_any_token_may_be_offered_anywhere_and_nothing_is_printed(capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
+def test_tokens_looked_up_wrongly_cut_nothing() -> None:
+    """The prompt goes on in another way wherever the answer comes by: what it foretells is legal and not drawn."""
+    text = [VOCABULARY.index(piece) for piece in (b"a", b"b", b"a", b"a", b"b", b"b") * 6]
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=80, guided=GuidedParams(regex="[ab]{60}"))
+    job = Job(tuple(text), params)
+    plain = answers(run_jobs(guided_engine(TinySettings(num_blocks=400)), [job])["0"])
+    engine = guided_engine(TinySettings("chain:4", lookup="on", num_blocks=400, check_consistency=True))
+    output = run_jobs(engine, [job])["0"]
+    figures = output.outputs[0].speculation
+    assert answers(output) == plain and len(output.outputs[0].text) == 60
+    assert 0 < figures.num_accepted_lookup_tokens < figures.num_lookup_tokens
+    assert_nothing_left(engine)
+
+
 @pytest.mark.parametrize("depth", range(1, 9))
 def test_forty_guided_requests_run_together(depth: int) -> None:
     jobs = [

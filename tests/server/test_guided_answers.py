@@ -120,6 +120,17 @@ def test_forms_that_cannot_be_kept_are_refused(server: Running, fields: dict[str
     assert message in response.json()["error"]["message"]
 
 
+def test_arguments_that_no_grammar_follows_hinder_only_calls_that_are_forced(server: Running) -> None:
+    hidden = {"type": "function", "function": {"name": "hide", "parameters": {"properties": {"a": {"not": {}}}}}}
+    named = {"type": "function", "function": {"name": "hide"}}
+    for choice, place in (("required", "#/anyOf/2/properties/arguments"), (named, "#/properties/arguments")):
+        response = post(server, tools=[*TOOLS, hidden], tool_choice=choice)
+        assert response.status_code == 400
+        assert f"{place}/properties/a/not" in response.json()["error"]["message"]
+    for choice in ("auto", "none"):
+        assert post(server, tools=[*TOOLS, hidden], tool_choice=choice).status_code == 200
+
+
 def test_a_client_that_leaves_takes_its_guide_along(server: Running) -> None:
     """Two would keep both compilers busy until their time is over, which would be told of them from then on."""
     compiler = server.app.state.service.served.compile_guided.__self__
