@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aquiline.engine.grammar_characters import literal, rewritten
 from aquiline.engine.grammar_words import require_word
-from aquiline.engine.regex_automaton import LARGE, RegexLimits, regex_rules
+from aquiline.engine.regex_automaton import LARGE, RegexLimits, WorkLimitError, regex_rules
 from aquiline.engine.regex_parser import parse_regex
 from aquiline.engine.schema_reader import pattern_name, read_schema
 from aquiline.engine.schema_strings import PLAIN
@@ -66,7 +66,7 @@ def grammar_text(guided: GuidedParams, limits: RegexLimits = LARGE) -> GuideText
         limits: of each automaton.
 
     Raises:
-        WorkLimitError: an automaton goes beyond the limits.
+        WorkLimitError: an automaton, or the schema, goes beyond the limits.
         InvalidParameterError: no grammar can follow the guide, with the place; or no text that ends fits it.
     """
     try:
@@ -140,6 +140,8 @@ def _json_grammar(guided: GuidedParams, limits: RegexLimits) -> GuideText:
     import xgrammar
 
     read = read_schema(ANY_OBJECT if guided.json_object else guided.source)
+    if read.work > limits.schema_work:
+        raise WorkLimitError("the JSON schema is too large: its counts, divisors and patterns take too many rules")
     schema = json.dumps(read.schema, ensure_ascii=False)
     if guided.whitespace == "any":
         converted = xgrammar.Grammar.from_json_schema(schema, any_whitespace=True, max_whitespace_cnt=MAX_WHITESPACE)

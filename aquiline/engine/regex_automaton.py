@@ -18,19 +18,21 @@ from aquiline.errors import InvalidParameterError
 
 @dataclass(frozen=True, slots=True)
 class RegexLimits:
-    """How large an automaton may become.
+    """How large an automaton may become, and a schema around some.
 
     Attributes:
         num_places: parts of the expression, written out without counts.
         work: places that states stand for and lead to, all together.
+        schema_work: what a JSON schema comes to beyond its own length, see `ReadSchema`.
     """
 
     num_places: int
     work: int
+    schema_work: int
 
 
-LARGE = RegexLimits(num_places=50_000, work=500_000)
-SMALL = RegexLimits(num_places=2_000, work=20_000)
+LARGE = RegexLimits(num_places=50_000, work=500_000, schema_work=2**31)
+SMALL = RegexLimits(num_places=2_000, work=20_000, schema_work=2_000)
 
 
 class WorkLimitError(InvalidParameterError):

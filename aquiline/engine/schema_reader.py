@@ -27,6 +27,7 @@ MAX_DEPTH = 64
 MAX_OPTIONAL = 200
 MAX_ITEMS = 1000
 MAX_LENGTH = 2**31 - 1
+RULES_PER_TEXT = 100
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,14 @@ class ReadSchema:
         schema: with `pattern_name(i)` where a text must match `texts[i]`.
         texts: as they stand between quotes.
         is_recursive: parts of it are referred to, so they may lead to each other.
+        work: rules that it takes where few words ask for many, about: those of remainders, of counted properties and of
+            automata.
     """
 
     schema: Schema
     texts: tuple[Regex, ...]
     is_recursive: bool
+    work: int
 
 
 def pattern_name(number: int) -> str:
@@ -63,6 +67,7 @@ class _Reader:
         self._root = root
         self._num_schemas = 0
         self._num_bases = 0
+        self._work = 0
         self._names: dict[str, str] = {}
         self._definitions: dict[str, Schema] = {}
         self._texts: dict[Regex, int] = {}
@@ -72,7 +77,8 @@ class _Reader:
         if self._definitions:
             # A reference beside definitions is a form that the converter knows, and so is this.
             schema = {"anyOf": [schema], "$defs": self._definitions}
-        return ReadSchema(schema, tuple(self._texts), bool(self._definitions))
+        work = self._work + RULES_PER_TEXT * len(self._texts)
+        return ReadSchema(schema, tuple(self._texts), bool(self._definitions), work)
 
     def _schema(self, node: object, path: str, depth: int) -> Schema:
         self._num_schemas += 1
@@ -197,7 +203,9 @@ class _Reader:
         if name == "string":
             return {"type": name, **self._string(own, path)}
         if name in ("number", "integer"):
-            return {"type": name, **number_limits(name, own, path)}
+            found = number_limits(name, own, path)
+            self._work += int(found.get("multipleOf", 0))
+            return {"type": name, **found}
         if name == "array":
             return {"type": name, **self._array(own, path, depth)}
         if name == "object":
@@ -271,6 +279,9 @@ class _Reader:
             for name, value in properties.items()
         }
         found["required"] = list(dict.fromkeys(required))
+        if "minProperties" in found or "maxProperties" in found:
+            most = found.get("maxProperties", MAX_ITEMS)
+            self._work += len(properties) * min(len(properties), most)
         if other is False or (other is True and properties and "additionalProperties" not in node):
             if "propertyNames" in node:
                 refuse(f"{path}/propertyNames", "the properties are named already")

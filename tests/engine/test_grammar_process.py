@@ -116,6 +116,24 @@ def test_small_guides_need_no_process() -> None:
     assert own._processes is None
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"type": "integer", "multipleOf": 1024 - number} for number in range(100)]},
+        {"properties": {f"p{number}": {} for number in range(100)}, "maxProperties": 50},
+        {"properties": {f"p{number}": {} for number in range(100)}, "minProperties": 1},
+        {"prefixItems": [{"pattern": f"^{number}(a|b)*a(a|b){{3}}$"} for number in range(30)]},
+    ],
+    ids=lambda schema: str(schema)[:40],
+)
+def test_what_few_words_ask_for_much_is_read_elsewhere(schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it here would hold up every thread."""
+    converted: list[str] = []
+    monkeypatch.setattr("xgrammar.Grammar.from_json_schema", lambda text, **_: converted.append(text))
+    assert grammar._small(GuidedParams(json_schema=schema)) is None
+    assert not converted
+
+
 def test_guides_that_were_read_elsewhere_are_the_same(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
