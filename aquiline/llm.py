@@ -20,13 +20,13 @@ from aquiline.engine.outputs import SampleGroup
 from aquiline.engine.sizing import DTYPES
 from aquiline.engine.step_trace import StepRecorder
 from aquiline.engine.trace import TreeTrace
-from aquiline.errors import DraftMismatchError, InvalidParameterError, ModelNotFoundError, PromptError
+from aquiline.errors import DraftMismatchError, InvalidParameterError, PromptError
 from aquiline.kernels.cpu.packed import MAX_THREADS
 from aquiline.model_store import KNOWN_MODELS, resolve_model
 from aquiline.models.assemble import ModelSettings, assemble_draft, assemble_models
 from aquiline.models.load_progress import LoadCallback
 from aquiline.request import RequestOutput, SamplingParams
-from aquiline.shipped_drafts import shipped_draft
+from aquiline.shipped_drafts import resolve_draft, shipped_draft
 from aquiline.step_costs import CostCallback, StepCostBook
 from aquiline.tokenizer import Tokenizer
 
@@ -309,13 +309,7 @@ def _draft_path(model: str, draft: str | None) -> Path | None:
         return None
     if draft == "auto":
         return shipped_draft(KNOWN_MODELS[model].draft) if model in KNOWN_MODELS else None
-    try:
-        return resolve_model(draft)
-    except ModelNotFoundError as error:
-        raise ModelNotFoundError(
-            f"no draft {draft!r} here or on the hub; a draft is a folder with config.json and weights, or a hub id"
-            " such as org/name; auto and none are understood too"
-        ) from error
+    return resolve_draft(draft)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -1,10 +1,11 @@
-"""Draft models that come with Aquiline."""
+"""Where draft models lie: those that come with Aquiline, and those that are named."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from aquiline.errors import ModelNotFoundError
+from aquiline.model_store import resolve_model
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -21,3 +22,19 @@ def shipped_draft(name: str) -> Path:
     raise ModelNotFoundError(
         f"the draft {name!r} is missing from this installation of Aquiline; reinstall it, or use --draft none"
     )
+
+
+def resolve_draft(name: str) -> Path:
+    """The folder that a `--draft` value other than `auto` and `none` stands for.
+
+    Raises:
+        ModelNotFoundError: nothing under that name.
+        ModelFormatError, DownloadError: as for `resolve_model`.
+    """
+    try:
+        return resolve_model(name)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"no draft {name!r} here or on the hub; a draft is a folder with config.json and weights, or a hub id such "
+            "as org/name; auto is the one that comes with a known model"
+        ) from error

@@ -24,7 +24,7 @@ from aquiline.models.loading import LoadedDraft, LoadedTarget, load_draft, open_
 from aquiline.models.model_config import LlamaConfig
 from aquiline.models.tensor_shapes import EMBEDDING, HEAD
 from aquiline.request import SamplingParams
-from aquiline.shipped_drafts import shipped_draft
+from aquiline.shipped_drafts import resolve_draft, shipped_draft
 from aquiline.speculation import parse_speculation
 from aquiline.tokenizer import Tokenizer
 from aquiline.training.doctor import DraftReport, ProgressCallback, examine, layers_to_read
@@ -59,10 +59,11 @@ def find_draft(draft: str, target: str | None) -> Path:
         ModelNotFoundError: there is none.
     """
     if draft != "auto":
-        return resolve_model(draft)
+        return resolve_draft(draft)
     if target is None or target not in KNOWN_MODELS:
+        named = "no target is named" if target is None else f"the target is {target!r}"
         raise ModelNotFoundError(
-            f"auto is the draft of a known model, and the target is {target!r}; name a folder, or --target "
+            f"auto is the draft of a known model, and {named}; name a folder, or --target "
             f"{' or '.join(sorted(KNOWN_MODELS))}"
         )
     return shipped_draft(KNOWN_MODELS[target].draft)

@@ -165,7 +165,10 @@ def files_fingerprint(paths: Sequence[Path]) -> str:
                 while chunk := file.read(CHUNK_BYTES):
                     digest.update(chunk)
         except OSError as error:
-            raise TrainingDataError(f"{path} cannot be read ({error.strerror}); --data takes JSONL files") from None
+            raise TrainingDataError(
+                f"{path} cannot be read ({error.strerror}); --data takes JSONL files, folders that train-data has "
+                "written, or self"
+            ) from None
         digest.update(b"\0end of file\0")
     return digest.hexdigest()[:16]
 

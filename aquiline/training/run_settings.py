@@ -130,11 +130,13 @@ class RunSettings:
     def claim_output(self) -> None:
         """Make the folder of the run, or check that it holds a run of the same settings.
 
+        A run that was refused before it wrote anything, for a mistyped name say, binds nobody to its settings.
+
         Raises:
             InvalidParameterError: it belongs to another run, or cannot be written; the message names what differs.
         """
         here, path = self.identity(), self.output / RUN
-        if path.exists():
+        if path.exists() and list(self.output.iterdir()) != [path]:
             there = json.loads(path.read_text(encoding="utf-8"))
             for name in sorted(here.keys() | there.keys()):
                 if here.get(name) != there.get(name):
@@ -145,7 +147,7 @@ class RunSettings:
             return
         try:
             self.output.mkdir(parents=True, exist_ok=True)
-            if any(self.output.iterdir()):
+            if any(entry != path for entry in self.output.iterdir()):
                 raise InvalidParameterError(f"{self.output} holds other files; name an empty folder, or a new one")
             write_atomically(path, (json.dumps(here, indent=1) + "\n").encode())
         except OSError as error:

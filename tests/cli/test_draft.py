@@ -89,9 +89,10 @@ def test_prompts_need_not_be_given(folder: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
-        (["check", "auto"], "auto is the draft of a known model"),
+        (["check", "auto"], "auto is the draft of a known model, and no target is named; name a folder"),
         (["check", "{}/wrong"], "does not say which model it is for; name it with --target"),
-        (["check", "{}/none"], "no model"),
+        (["check", "{}/none"], "no draft"),
+        (["check", "{}/right", "--target", "{}/none"], "no model"),
         (["check", "{}/right", "--prompts", "{}/none"], "cannot be read"),
         (["check", "{}/right", "--threads", "0"], "--threads is 0"),
         (["check", "{}/right", "--quantization", "int8", "--dtype", "float32"], "quantization is 'int8'"),

@@ -206,6 +206,15 @@ def test_an_output_folder_with_other_files_is_refused(
     assert "holds other files" in capsys.readouterr().err
 
 
+def test_a_run_that_came_to_nothing_binds_nobody_to_its_settings(
+    toys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for mistyped in ("no-such-data", "neither"):
+        argv = ["train", "--target", str(toys / "target"), "--data", mistyped, "--output", str(tmp_path / "run")]
+        assert main(argv) == 2
+        assert f"{mistyped} cannot be read" in capsys.readouterr().err
+
+
 def test_without_matplotlib_the_command_says_what_to_do(
     toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
