@@ -6,6 +6,9 @@ one for what further rows add, which is arithmetic's. What they leave unexplaine
 count.
 
     seconds(rows) = (first * u + more * x) * factor(rows)     u: one row and the contexts' pages, x: all that is beyond
+
+A row of a tree sees the pages of its root, so a forward holds a tree where its rows see more context in sum than its
+requests have.
 """
 
 from __future__ import annotations
@@ -148,6 +151,20 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
+class ForwardTerms:
+    """What a forward takes beside its rows, in seconds.
+
+    Attributes:
+        per_context, per_row_context: times the contexts of a `Forward`.
+        any_tree: once, where there is any tree.
+    """
+
+    per_context: float
+    per_row_context: float
+    any_tree: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardParts:
     """A target forward by the profile: the time of one row for each request's context, and all that is beyond."""
 
@@ -162,13 +179,12 @@ class CorrectedForwards:
         scales: what steps have shown so far; forwards are foretold by those of the last `refresh`.
     """
 
-    def __init__(self, curve: Curve, per_context: float, per_row_context: float) -> None:
+    def __init__(self, curve: Curve, terms: ForwardTerms) -> None:
         self.scales = TwoScales()
         self._curve = curve
         self._rows = curve.rows
         self._measured = PreparedCurve.of(curve)
-        self._per_context = per_context
-        self._per_row_context = per_row_context
+        self._terms = terms
         size = len(curve.rows)
         self._errors = np.zeros(size)
         self._weights = np.zeros(size)
@@ -184,32 +200,32 @@ class CorrectedForwards:
 
     @property
     def prepared(self) -> tuple[PreparedCurve, PreparedCurve]:
-        """By row count: the time without any context, and the factor of what contexts add; as of the last `refresh`."""
+        """By row count: the time without any context, and the factor of what is added; as of the last `refresh`."""
         return self._corrected, self._factors
 
-    def context_seconds(self, context: float, row_context: float) -> float:
-        """What contexts add to a forward before the factor of its row count."""
-        first = (self._per_context + self._per_row_context) * context
-        return self._first * first + self._more * self._per_row_context * (row_context - context)
-
-    @property
-    def seconds_per_row_context(self) -> float:
-        """By how much `context_seconds` grows with `row_context`."""
-        return self._more * self._per_row_context
+    def added_seconds_of(self, context: float, row_context: FloatArray) -> FloatArray:
+        """What contexts and trees add to forwards before the factor of their row counts."""
+        terms = self._terms
+        first = (terms.per_context + terms.per_row_context) * context
+        more = terms.per_row_context * (row_context - context) + np.where(row_context > context, terms.any_tree, 0.0)
+        added: FloatArray = self._first * first + self._more * more
+        return added
 
     def at(self, num_rows: int, context: float, row_context: float) -> float:
         """Of one forward."""
         if num_rows <= 0:
             return 0.0
-        added = self.context_seconds(context, row_context)
+        terms = self._terms
+        more = terms.per_row_context * (row_context - context) + (terms.any_tree if row_context > context else 0.0)
+        added = self._first * (terms.per_context + terms.per_row_context) * context + self._more * more
         return self._corrected.at(num_rows) + added * self._factors.at(num_rows)
 
     def parts(self, forward: Forward) -> ForwardParts:
         """What the profile says of a forward."""
-        base, context = self._curve.seconds[0], forward.context
-        first = base + (self._per_context + self._per_row_context) * context
-        more = self._measured.at(forward.num_rows) - base + self._per_row_context * (forward.row_context - context)
-        return ForwardParts(first, more)
+        base, context, terms = self._curve.seconds[0], forward.context, self._terms
+        first = base + (terms.per_context + terms.per_row_context) * context
+        more = self._measured.at(forward.num_rows) - base + terms.per_row_context * (forward.row_context - context)
+        return ForwardParts(first, more + terms.any_tree if forward.row_context > context else more)
 
     def observe(self, forward: Forward, seconds: float, num_steps: int = 1) -> bool:
         """Learn from a forward that stands for some alike; `refresh` makes it count.

@@ -12,6 +12,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from aquiline.engine.cost_correction import ForwardTerms
 from aquiline.engine.cost_curve import Curve
 from aquiline.engine.cost_model import CostProfile, StepSeconds, StepSize
 from aquiline.engine.plan import StepReport
@@ -20,6 +21,10 @@ from aquiline.errors import InvalidParameterError
 LEAST_SECONDS = 1e-7
 # Of a step with the least context that was timed, context takes no more than this.
 MOST_CONTEXT_SHARE = 0.5
+# What a further row over the same pages takes, as a share of what reading them for the first one does. Where steps were
+# disturbed they say little of it, so they are weighed against this.
+USUAL_ROW_SHARE = 0.2
+USUAL_WEIGHT = 0.1
 # Draft and sampling are straight lines of their rows; a curve is given these two points of the line.
 LINE_ROWS = (1, 256)
 
@@ -34,14 +39,14 @@ def fit_costs(reports: Sequence[StepReport]) -> CostProfile:
     groups = _grouped(timed)
     if len({size.num_rows for size in groups}) < 2:
         raise InvalidParameterError("costs need timed steps of at least two different sizes")
-    verify, per_context, per_row_context = _fit_verify(groups)
+    verify, terms = _fit_verify(groups)
     draft = _fit_line(groups, lambda s: s.draft, _draft_terms, lambda size: bool(size.num_new_rows or size.level_rows))
     sample = _fit_line(groups, lambda s: s.sample, lambda size: [1.0, size.num_drawn_rows])
-    host = _fit_line(groups, lambda s: s.host, lambda size: [1.0, size.num_requests])
+    host = _fit_line(groups, lambda s: s.host, lambda size: [1.0, size.num_requests, _has_tree(size)])
     return CostProfile(
         verify=verify,
-        seconds_per_context_token=per_context,
-        seconds_per_row_context=per_row_context,
+        seconds_per_context_token=terms.per_context,
+        seconds_per_row_context=terms.per_row_context,
         extend=_line(draft[0], draft[1]),
         propose_roots=_line(0.0, draft[2]),
         level=_line(draft[3], draft[4]),
@@ -49,6 +54,8 @@ def fit_costs(reports: Sequence[StepReport]) -> CostProfile:
         sample_per_row=sample[1],
         host_base=host[0],
         host_per_request=host[1],
+        tree_verify=terms.any_tree,
+        tree_host=host[2],
     )
 
 
@@ -71,30 +78,46 @@ def _lower_quartile(values: list[float]) -> float:
     return sorted(values)[len(values) // 4]
 
 
-def _fit_verify(groups: dict[StepSize, StepSeconds]) -> tuple[Curve, float, float]:
-    """A height for each row count, and what contexts add.
+def _has_tree(size: StepSize) -> bool:
+    return size.num_drawn_rows > size.num_requests
 
-    Of the steps with equal rows, that with the least context stands for the height; what the others take longer is due
-    to context. So noise cannot trade one for the other.
+
+def _fit_verify(groups: dict[StepSize, StepSeconds]) -> tuple[Curve, ForwardTerms]:
+    """A height for each row count, and what contexts and trees add.
+
+    Of the steps with equal rows, that with the least context stands for the height; what the others take longer or
+    shorter is due to context, or to one of the two holding trees. So noise cannot trade one for the other.
+
+    Worked example, both of 4 rows: a tree of one request with 100 tokens takes 1.2, four requests of 100 tokens without
+    trees 1.3. With .001 per token of context, three hundred more take .3, so the tree takes .2.
     """
     lowest: dict[int, StepSize] = {}
     for size in groups:
         if size.num_rows not in lowest or size.row_context < lowest[size.num_rows].row_context:
             lowest[size.num_rows] = size
-    terms, longer = [], []
+    differences, longer = [], []
     for size, seconds in groups.items():
         base = lowest[size.num_rows]
         if size is not base:
-            terms.append([float(size.context - base.context), float(size.row_context - base.row_context)])
+            differences.append([now - then for now, then in zip(_terms_of(size), _terms_of(base), strict=True)])
             longer.append(seconds.verify - groups[base].verify)
-    per_context, per_row_context = _context_factors(terms, longer)
+    if differences:
+        weight = USUAL_WEIGHT * sum(row_context**2 for _, row_context, _ in differences) ** 0.5
+        differences.append([-USUAL_ROW_SHARE * weight, weight, 0.0])
+        longer.append(0.0)
+    factors = _nonnegative(differences, longer)
     heights = []
     for rows in sorted(lowest):
         size = lowest[rows]
         whole = groups[size].verify
-        added = per_context * size.context + per_row_context * size.row_context
+        added = sum(factor * term for factor, term in zip(factors, _terms_of(size), strict=True))
         heights.append(max(LEAST_SECONDS, whole - min(added, MOST_CONTEXT_SHARE * whole)))
-    return Curve(tuple(sorted(lowest)), tuple(_rising(heights))), per_context, per_row_context
+    return Curve(tuple(sorted(lowest)), tuple(_rising(heights))), ForwardTerms(*factors)
+
+
+def _terms_of(size: StepSize) -> list[float]:
+    """What the factors of `ForwardTerms` are multiplied by."""
+    return [float(size.context), float(size.row_context), float(_has_tree(size))]
 
 
 def _rising(values: Sequence[float]) -> list[float]:
@@ -111,15 +134,23 @@ def _rising(values: Sequence[float]) -> list[float]:
     return [fmean(pool) for pool in pools for _ in pool]
 
 
-def _context_factors(terms: list[list[float]], longer: list[float]) -> list[float]:
+def _nonnegative(terms: list[list[float]], seconds: list[float]) -> list[float]:
+    """The factors of `ForwardTerms`, none below 0, whose products with the terms come nearest to the seconds."""
+    found = [0.0] * 3
     if not terms:
-        return [0.0, 0.0]
-    matrix, values = torch.tensor(terms, dtype=torch.float64), torch.tensor(longer, dtype=torch.float64)
-    both = _solve(matrix, values).tolist()
-    if min(both) >= 0.0:
-        return both
-    rows = matrix[:, 1]
-    return [0.0, max(0.0, float((rows @ values) / (rows @ rows).clamp_min(1e-30)))]
+        return found
+    matrix, values = torch.tensor(terms, dtype=torch.float64), torch.tensor(seconds, dtype=torch.float64)
+    # A term that nowhere differs cannot be told from the height.
+    used = [column for column in range(3) if bool(matrix[:, column].any())]
+    while used:
+        factors = _solve(matrix[:, used], values)
+        worst = int(factors.argmin())
+        if float(factors[worst]) >= 0.0:
+            break
+        del used[worst]
+    for column, factor in zip(used, factors.tolist() if used else [], strict=True):
+        found[column] = factor
+    return found
 
 
 def _draft_terms(size: StepSize) -> list[float]:

@@ -1,7 +1,9 @@
 """What a step will cost: measured curves, corrected by every step that runs.
 
-    seconds = verify(rows, context) + draft(new rows, rows of each level) + sample(drawn rows) + host(requests)
-              + grammar(masked rows)
+    seconds = verify(rows, context, any tree) + draft(new rows, rows of each level) + sample(drawn rows)
+              + host(requests, any tree) + grammar(masked rows)
+
+A step holds a tree where it draws more rows than it has requests.
 
 A profile holds what `aquiline tune` measured. While the engine runs, each step tells its own time for nothing: see
 `cost_correction`.
@@ -17,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aquiline.engine.cost_correction import CorrectedForwards, Forward, Scale
+from aquiline.engine.cost_correction import CorrectedForwards, Forward, ForwardTerms, Scale
 from aquiline.engine.cost_curve import Curve, PreparedCurve
 
 FloatArray = NDArray[np.float64]
@@ -122,6 +124,7 @@ class CostProfile:
         propose_roots: of the children of so many roots.
         level: of running so many nodes through the draft and proposing their children.
         sample_base, sample_per_row, host_base, host_per_request: in seconds.
+        tree_verify, tree_host: what a forward and the host take longer for holding any tree, its rows not counted.
     """
 
     verify: Curve
@@ -134,6 +137,8 @@ class CostProfile:
     sample_per_row: float
     host_base: float
     host_per_request: float
+    tree_verify: float = 0.0
+    tree_host: float = 0.0
 
 
 # Shares of a plain step with one request, about as a small 4-bit model on two CPU cores has them. Only ratios matter.
@@ -163,7 +168,8 @@ class CostModel:
         self.learns = learns
         self.version = 0
         self._verify = CorrectedForwards(
-            profile.verify, profile.seconds_per_context_token, profile.seconds_per_row_context
+            profile.verify,
+            ForwardTerms(profile.seconds_per_context_token, profile.seconds_per_row_context, profile.tree_verify),
         )
         self._extend = PreparedCurve.of(profile.extend)
         self._propose_roots = PreparedCurve.of(profile.propose_roots)
@@ -195,9 +201,8 @@ class CostModel:
     def verify_seconds_of(self, num_rows: FloatArray, context: int, row_context: FloatArray) -> FloatArray:
         """See `StepCosts`."""
         seconds, factors = self._verify.prepared
-        added = self._verify.context_seconds(context, context)
-        more = self._verify.seconds_per_row_context
-        return seconds.many(num_rows) + (added + more * (row_context - context)) * factors.many(num_rows)
+        added = self._verify.added_seconds_of(context, row_context)
+        return seconds.many(num_rows) + added * factors.many(num_rows)
 
     def draft_seconds(self, num_new_rows: int, level_rows: Sequence[int]) -> float:
         """See `StepCosts`."""
@@ -217,19 +222,22 @@ class CostModel:
 
     def other_seconds(self, num_drawn_rows: int, num_requests: int) -> float:
         """See `StepCosts`."""
-        return self._sample(num_drawn_rows) + self._host(num_requests)
+        return self._sample(num_drawn_rows) + self._host(num_requests, num_drawn_rows > num_requests)
 
     def other_seconds_of(self, num_drawn_rows: FloatArray, num_requests: int) -> FloatArray:
         """See `StepCosts`."""
         per_row = self.profile.sample_per_row * self._sample_scale.factor
-        return num_drawn_rows * per_row + (self._sample(0) + self._host(num_requests))
+        trees = np.where(num_drawn_rows > num_requests, self.profile.tree_host * self._host_scale.factor, 0.0)
+        return num_drawn_rows * per_row + trees + (self._sample(0) + self._host(num_requests))
 
     def _sample(self, num_drawn_rows: int) -> float:
         profile = self.profile
         return (profile.sample_base + profile.sample_per_row * num_drawn_rows) * self._sample_scale.factor
 
-    def _host(self, num_requests: int) -> float:
-        return (self.profile.host_base + self.profile.host_per_request * num_requests) * self._host_scale.factor
+    def _host(self, num_requests: int, has_trees: bool = False) -> float:
+        profile = self.profile
+        seconds = profile.host_base + profile.host_per_request * num_requests
+        return (seconds + profile.tree_host if has_trees else seconds) * self._host_scale.factor
 
     def predict(self, size: StepSize) -> StepSeconds:
         """All phases of one step."""
@@ -237,7 +245,7 @@ class CostModel:
             verify=self.verify_seconds(size.num_rows, size.context, size.row_context),
             draft=self.draft_seconds(size.num_new_rows, size.level_rows),
             sample=self._sample(size.num_drawn_rows),
-            host=self._host(size.num_requests),
+            host=self._host(size.num_requests, size.num_drawn_rows > size.num_requests),
             grammar=self._mask_seconds * size.num_masked_rows,
         )
 
@@ -251,7 +259,8 @@ class CostModel:
             draft = self.draft_seconds(size.num_new_rows, size.level_rows)
             self._draft_scale.observe(draft, seconds.draft, num_steps)
         self._sample_scale.observe(self._sample(size.num_drawn_rows), seconds.sample, num_steps)
-        self._host_scale.observe(self._host(size.num_requests), seconds.host, num_steps)
+        host = self._host(size.num_requests, size.num_drawn_rows > size.num_requests)
+        self._host_scale.observe(host, seconds.host, num_steps)
         if size.num_masked_rows:
             seen = min(seconds.grammar / size.num_masked_rows, MOST_MASK_SURPRISE * self._mask_seconds)
             self._mask_seconds += (1.0 - (1.0 - MASK_PACE) ** num_steps) * (seen - self._mask_seconds)

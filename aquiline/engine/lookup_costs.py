@@ -22,8 +22,9 @@ STEPS_OF_A_REST = 3
 # Costs are kept for so many loads.
 MOST_KNOWN_LOADS = 64
 SHORTEST_CONTEXT = 128
-# What the host does for trees, as a share of all that it does in a step; and of a generic step with one row.
-TREE_SHARE_OF_HOST = 0.6
+# What joining trees takes beside all else that a tree costs, as a share of all that the host does in a step; and of a
+# generic step with one row.
+TREE_SHARE_OF_HOST = 0.3
 TREE_SHARE_OF_STEP = 0.02
 
 

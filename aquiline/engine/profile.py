@@ -21,7 +21,7 @@ from aquiline.engine.cost_model import CostProfile
 from aquiline.errors import ModelFormatError, UserError
 
 FORMAT = "aquiline-cost-profile"
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)

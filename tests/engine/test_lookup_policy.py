@@ -28,7 +28,7 @@ from aquiline.engine.lookup_draft import DraftOutlook, DraftWorth, even_survival
 from aquiline.engine.lookup_policy import LookupPolicy, StepOutline
 from aquiline.engine.plan import StepLoad, StepReport
 from aquiline.engine.planner import AutoPlanner, PlannerSettings
-from aquiline.engine.row_worth import RowCosts, RowWorth, StepBase
+from aquiline.engine.row_worth import CAUTION, RowCosts, RowWorth, StepBase
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import Request, SamplingParams
 from aquiline.speculation import NO_TREE, parse_speculation
@@ -56,13 +56,14 @@ SIMPLE_PROFILE = replace(
 def test_rows_cost_what_was_measured_and_follow_what_is_learnt() -> None:
     model = CostModel(SIMPLE_PROFILE)
     costs = RowCosts.of(model, 1, 0)
-    assert (costs.time(1), costs.time(2)) == pytest.approx((1.5, 3.2))
+    caution = 1.5 + CAUTION * 1.7
+    assert (costs.time(1), costs.time(2)) == pytest.approx((1.5, caution))
     for _ in range(200):
         for rows, verify in ((1, 1.0), (2, 1.1)):
             model.observe(StepSize(rows, rows, 1), StepSeconds(verify, 0.0, 0.1 + 0.2 * rows, 0.2))
-    assert costs.time(2) == pytest.approx(3.2)
+    assert costs.time(2) == pytest.approx(caution)
     costs.refresh()
-    assert costs.time(2) / costs.time(1) < 1.6
+    assert costs.time(2) / costs.time(1) < 1.8
 
 
 def policy(mode: str, has_draft: bool = False, lookup: LookupMode = "auto") -> LookupPolicy:
