@@ -65,13 +65,19 @@ def debt_of(load: StepLoad) -> Debt:
 
 @dataclass(frozen=True)
 class DebtPolicy:
-    """Bounds of the debt.
+    """Bounds of the debt, which keep its memory within what a part of the K/V cache takes.
 
     Attributes:
         max_rows: most rows that one request may be behind.
+        max_total_rows: shared out evenly among the requests that the draft follows, the same for all of them together.
     """
 
-    max_rows: int = 512
+    max_rows: int = 2048
+    max_total_rows: int = 32768
+
+    def most_pending(self, load: StepLoad) -> int:
+        """Most rows that each request of a step may be behind."""
+        return min(self.max_rows, self.max_total_rows // max(1, len(load.speculating)))
 
     def plan(
         self, load: StepLoad, plan: StepPlan, debt: Debt, step_seconds: float, costs: StepCosts, use: DraftUse
@@ -83,7 +89,8 @@ class DebtPolicy:
             step_seconds: of the step without any catching up.
         """
         wanted = plan.num_draft_tokens or {}
-        if not wanted and use is not DraftUse.GROWS and debt.most_pending <= self.max_rows:
+        most_pending = self.most_pending(load)
+        if not wanted and use is not DraftUse.GROWS and debt.most_pending <= most_pending:
             return StepPlan(plan.shape, {}, {})
         trees: dict[str, int] = {}
         late: list[Request] = []
@@ -95,10 +102,11 @@ class DebtPolicy:
             size = wanted.get(request.request_id, 0)
             if size and (pending <= ROWS_AT_ONCE or (use is DraftUse.GROWS and _has_just_begun(request))):
                 trees[request.request_id] = size
-            elif use is DraftUse.HOPELESS:
-                if pending > self.max_rows:
+            elif use is not DraftUse.GROWS and not size:
+                # To follow a request that far would cost each step about as much as a tree, for nothing.
+                if pending > most_pending:
                     gives_up.append(request)
-            elif size or pending > self.max_rows or (use is DraftUse.GROWS and _lacks_prompt_rows(request)):
+            elif size or pending > most_pending or (use is DraftUse.GROWS and _lacks_prompt_rows(request)):
                 late.append(request)
         if len(trees) == len(wanted) and not late and not gives_up:
             return replace(plan, num_draft_tokens=trees, num_new_draft_rows={})

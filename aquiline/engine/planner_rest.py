@@ -1,7 +1,7 @@
 """When plain steps need no thought: behind some that were planned alike, the next few repeat them.
 
 While trees do not pay, and the same requests decode on, a plan would say again what the last one said. So a plain step
-under a planner costs what it costs an engine without one, but for every ninth.
+under a planner costs what it costs an engine without one, but for every third.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from aquiline.engine.plan import StepPlan
 from aquiline.speculation import NO_TREE
 
-# After so many plans in a row that ask for nothing, one step repeats them, then two, then four, at most so many.
+# After so many plans in a row that ask for nothing, one step repeats them, and later so many.
 PLANS_BEFORE_REST = 4
-MOST_STEPS_OF_A_REST = 8
+MOST_STEPS_OF_A_REST = 2
 
 IDLE_PLAN = StepPlan(NO_TREE, {}, {})
 
@@ -19,8 +19,8 @@ IDLE_PLAN = StepPlan(NO_TREE, {}, {})
 class Rests:
     """Counts plans that ask for nothing.
 
-    Worked example, all plans idle: four plans, one step of rest, a plan, two of rest, a plan, four, a plan, then eight
-    steps of rest behind every plan.
+    Worked example, all plans idle: four plans, one step of rest, and from then on a plan and two steps of
+    rest in turn.
 
     Attributes:
         num_rested: steps that repeated the last plan.

@@ -266,6 +266,9 @@ class Machine:
         assert isinstance(shape, StaticTree)
         held = plan.num_draft_tokens or {}
         sizes = [held.get(each.request_id, 0) for each in load.growing]
+        for each in plan.gives_up:
+            # As if another had come in its place.
+            each.num_draft_rows = each.num_computed_tokens
         new_rows, outcomes, committed = 0, [], 0
         for each, size in zip(load.growing, sizes, strict=True):
             caught_up = (plan.num_new_draft_rows or {}).get(each.request_id, 0)

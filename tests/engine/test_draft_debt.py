@@ -37,11 +37,20 @@ def test_rows_of_prompts_wait_while_the_draft_rests(use: DraftUse) -> None:
     assert not plan.gives_up
 
 
-def test_a_debt_beyond_its_bound_is_paid_in_parts_or_given_up() -> None:
-    requests = [behind(0, 600, 700), behind(1, 20, 30)]
-    rows = planned(requests, DraftUse.RESTS).num_new_draft_rows
+def test_a_debt_beyond_its_bound_is_paid_in_parts_where_trees_grow_and_else_given_up() -> None:
+    requests = [behind(0, 2100, 2200), behind(1, 20, 30)]
+    rows = planned(requests, DraftUse.GROWS).num_new_draft_rows
     assert rows is not None and set(rows) == {"r0"} and 0 < rows["r0"] < 600
-    assert [each.request_id for each in planned(requests, DraftUse.HOPELESS).gives_up] == ["r0"]
+    for use in (DraftUse.RESTS, DraftUse.HOPELESS):
+        plan = planned(requests, use)
+        assert not plan.num_new_draft_rows and [each.request_id for each in plan.gives_up] == ["r0"]
+
+
+def test_all_requests_together_are_behind_by_no_more_than_memory_allows() -> None:
+    policy = DebtPolicy(max_rows=100, max_total_rows=300)
+    for num_requests, most in ((1, 100), (3, 100), (4, 75), (600, 0)):
+        load = load_of([request(index) for index in range(num_requests)])
+        assert policy.most_pending(load) == most
 
 
 def test_trees_wait_for_a_long_debt_but_not_for_a_prompt_that_was_just_computed() -> None:

@@ -277,7 +277,7 @@ def test_without_a_draft_model_the_steps_that_run_teach_what_rows_cost(
         if planner.learns:
             planner.observe(StepReport(NO_TREE, StepSize(2 + num_nodes, 2 + num_nodes, 2, 120, 200), seconds))
         sizes.append(num_nodes)
-    assert sum(sizes[-100:]) >= 900 if should_propose else sum(sizes[-100:]) == 0
+    assert sum(sizes[-100:]) >= 200 if should_propose else sum(sizes[-100:]) == 0, sum(sizes[-100:])
 
 
 def test_a_machine_scaled_takes_that_much_longer() -> None:
