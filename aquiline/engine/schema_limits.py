@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from aquiline.errors import InvalidParameterError
@@ -10,6 +13,9 @@ from aquiline.errors import InvalidParameterError
 Schema = dict[str, Any]
 LARGEST_INTEGER = 2**53
 LARGEST_DIVISOR = 1024
+# The grammar of a range counts in decimals of this size, of which a float of that size still has some left.
+DECIMAL = Decimal("1e-6")
+LARGEST_FRACTION = 10**9
 
 
 def refuse(path: str, reason: str) -> NoReturn:
@@ -62,38 +68,28 @@ def number_limits(name: str, node: Schema, path: str) -> Schema:
     if "multipleOf" in node and len(node) > 1:
         refuse(f"{path}/multipleOf", "it stands beside limits; give an enum")
     if name == "number":
-        _check_room(node, path, 0)
+        for keyword, value in node.items():
+            if abs(value) > LARGEST_FRACTION and not float(value).is_integer():
+                refuse(f"{path}/{keyword}", f"{value} lies beyond {LARGEST_FRACTION} and is no integer; round it")
+        _check_room({keyword: Decimal(str(value)) / DECIMAL for keyword, value in node.items()}, path)
         return node
     found = {}
     for keyword, value in node.items():
         # 2.5 and more is 3 and more; less than 2.5 is less than 3; more than 2.5 is more than 2.
         goes_up = not float(value).is_integer() and keyword in ("minimum", "exclusiveMaximum")
         found[keyword] = int(value // 1) + goes_up
-    _check_room(found, path, 1)
+    _check_room(found, path)
     return found
 
 
-def _check_room(node: Schema, path: str, step: int) -> None:
-    """Refuse limits that no number lies between.
+def _check_room(node: Mapping[str, int | Decimal], path: str) -> None:
+    """Refuse limits that no integer lies between.
 
-    Args:
-        step: from one number to the next; 0 where there is always one between two.
+    Worked example: more than 2 and less than 3.5 is 3 and more, and 3 and less; less than 3 is 2 and less.
     """
-    is_strict = {"minimum": False, "maximum": False, "exclusiveMinimum": True, "exclusiveMaximum": True}
-    lows = [
-        (node[keyword] + step * is_strict[keyword], is_strict[keyword])
-        for keyword in ("minimum", "exclusiveMinimum")
-        if keyword in node
-    ]
-    highs = [
-        (node[keyword] - step * is_strict[keyword], not is_strict[keyword])
-        for keyword in ("maximum", "exclusiveMaximum")
-        if keyword in node
-    ]
-    if not lows or not highs:
-        return
-    (low, is_above), (high, is_reached) = max(lows), min(highs)
-    if low > high or (not step and low == high and (is_above or not is_reached)):
-        refuse(
-            f"{path}/{next(keyword for keyword in node if keyword in is_strict)}", "no number lies between its limits"
-        )
+    lows = [math.ceil(node["minimum"])] if "minimum" in node else []
+    lows += [math.floor(node["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in node else []
+    highs = [math.floor(node["maximum"])] if "maximum" in node else []
+    highs += [math.ceil(node["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in node else []
+    if lows and highs and max(lows) > min(highs):
+        refuse(f"{path}/{next(iter(node))}", "no number lies between its limits, with at most six decimals")

@@ -20,7 +20,7 @@ from aquiline.engine.schema_exclusive import are_exclusive
 from aquiline.engine.schema_keywords import ANNOTATIONS, KEYWORDS, KNOWN, TYPES, check_keyword, merged, moves_references
 from aquiline.engine.schema_limits import LARGEST_INTEGER, Schema, escaped, limits, number_limits, refuse, shown
 from aquiline.engine.schema_strings import FORMATS, format_regex, in_json, other_names
-from aquiline.engine.schema_values import are_equal, fits_type
+from aquiline.engine.schema_values import are_equal, fits_type, numbers_in
 
 MAX_SCHEMAS = 2000
 MAX_DEPTH = 64
@@ -157,8 +157,8 @@ class _Reader:
             values = [value for value in values if any(fits_type(value, name) for name in types)]
         if not values:
             refuse(f"{path}/{keyword}", "none of its values fits what stands beside it")
-        for value in values:
-            if isinstance(value, int | float) and abs(value) > LARGEST_INTEGER:
+        for value in numbers_in(values):
+            if abs(value) > LARGEST_INTEGER:
                 refuse(f"{path}/{keyword}", f"{value} is larger than {LARGEST_INTEGER}, so it may be rounded")
         return {"enum": values}
 

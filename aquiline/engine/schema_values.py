@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 
 
 def fits_type(value: object, name: str) -> bool:
@@ -16,6 +16,17 @@ def fits_type(value: object, name: str) -> bool:
         return value is None
     is_flag = isinstance(value, bool)
     return isinstance(value, kinds[name]) and (name == "boolean" or not is_flag)  # type: ignore[arg-type]
+
+
+def numbers_in(value: object) -> Iterator[int | float]:
+    """All numbers of a value, however deep they lie."""
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, list):
+        for part in value:
+            yield from numbers_in(part)
+    elif isinstance(value, int | float):
+        yield value
 
 
 def json_key(value: object) -> Hashable:

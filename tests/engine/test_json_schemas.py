@@ -72,6 +72,8 @@ SCHEMAS: dict[str, Any] = {
     },
     "tuple cut short": {"type": "array", "prefixItems": [INTEGER, {"type": "null"}], "maxItems": 1},
     "tuple cut off": {"type": "array", "prefixItems": [INTEGER], "maxItems": 0},
+    "limits that meet in a decimal": {"type": "number", "minimum": 0.1, "maximum": 0.1},
+    "limits close to each other": {"type": "number", "exclusiveMinimum": -0.100002, "exclusiveMaximum": -0.1},
     "limits that meet": {"type": "number", "minimum": 3, "maximum": 3},
     "an id for all": {"$id": "http://example.com/a", "$defs": {"n": INTEGER}, "items": {"$ref": "#/$defs/n"}},
     "an id and all of it again": {"$id": "http://example.com/a", "items": {"$ref": "#"}, "maxItems": 1},
