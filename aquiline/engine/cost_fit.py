@@ -114,8 +114,9 @@ def _fit_verify(groups: dict[StepSize, StepSeconds]) -> tuple[Curve, ForwardTerm
         whole = groups[size].verify
         added = sum(factor * term for factor, term in zip(factors, _terms_of(size), strict=True))
         heights.append(max(LEAST_SECONDS, whole - min(added, MOST_CONTEXT_SHARE * whole)))
-    rows = sorted(lowest)
-    return Curve(tuple(rows), tuple(_rising(_smoothed(rows, _rising(heights))))), ForwardTerms(*factors)
+    row_counts = sorted(lowest)
+    curve = Curve(tuple(row_counts), tuple(_rising(_smoothed(row_counts, _rising(heights)))))
+    return curve, ForwardTerms(*factors)
 
 
 def _terms_of(size: StepSize) -> list[float]:
