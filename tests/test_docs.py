@@ -19,6 +19,7 @@ from aquiline.cli.app import build_parser
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, SAMPLING_OPTIONS, SAMPLING_RECORDS
 from aquiline.cli.parser import record_defaults
 from aquiline.cli.serve import SERVER_OPTIONS, SERVER_RECORDS
+from aquiline.cli.speculation_aliases import VLLM_KEYS
 from aquiline.config import EngineConfig
 from aquiline.guided import GuidedParams
 from tests.quickstart_model import IS_ON_DISK, PULL_IT
@@ -265,6 +266,11 @@ def test_server_fields_and_defaults_are_documented() -> None:
     expected = [[option.flag, option.field, spelt(defaults[option.field])] for option in SERVER_OPTIONS]
     settings = [row[:3] for row in rows("Server") if len(row) == 4]
     assert sorted(settings) == sorted([*expected, ["--api-key-file", "api_keys", "none"]])
+
+
+def test_words_of_other_engines_are_documented() -> None:
+    row = next(line for line in SETTINGS.splitlines() if line.startswith("| `--speculative-config`"))
+    assert [key for key in VLLM_KEYS if f"`{key}`" not in row] == []
 
 
 def test_engine_fields_and_defaults_are_documented() -> None:

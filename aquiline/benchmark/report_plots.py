@@ -50,7 +50,8 @@ def plots_of_all(results: Sequence[Result]) -> dict[str, str]:
 
 def _speedup_by_batch(rows: Sequence[dict[str, Any]]) -> Figure:
     figure, axes = new_axes()
-    for variant, by_batch in speedups(rows, "batch_size", "time_per_committed_token_ms").items():
+    timed = [row | {"seconds_per_token": 1.0 / row["tokens_per_second"]} for row in rows]
+    for variant, by_batch in speedups(timed, "batch_size", "seconds_per_token").items():
         axes.plot(list(by_batch), list(by_batch.values()), marker="o", label=variant)
     axes.axhline(1.0, color="black", linewidth=0.8)
     show_counts(axes, (row["batch_size"] for row in rows))
@@ -68,7 +69,7 @@ def _frontier(rows: Sequence[dict[str, Any]]) -> Figure:
         variants.setdefault(variant_of(row), []).append(row)
     for variant, own in variants.items():
         ordered = sorted(own, key=lambda row: float(row["batch_size"]))
-        waits = [row["time_per_committed_token_ms"] * row["batch_size"] for row in ordered]
+        waits = [1e3 * row["batch_size"] / row["tokens_per_second"] for row in ordered]
         axes.plot([row["tokens_per_second"] for row in ordered], waits, marker="o", label=variant)
     axes.set_xlabel("committed tokens per second of the machine")
     axes.set_ylabel("ms per token for a reader")

@@ -113,7 +113,11 @@ def describe_invalid(errors: list[Mapping[str, Any]]) -> Failure:
         return Failure(400, "the body is not valid JSON", "invalid_request_error")
     elif kind == "missing":
         text = f"{param or 'the body'} is missing"
+    elif kind == "model_attributes_type" and isinstance(first.get("input"), bytes):
+        text = "the body is not said to be JSON; send it with the header Content-Type: application/json"
     else:
+        if kind == "model_attributes_type":
+            message = "input should be an object"
         text = f"{param or 'the body'}: {message[:1].lower()}{message[1:]}, not {_quoted(first.get('input'))}"
     return Failure(400, " ".join(text.split()), "invalid_request_error", param)
 

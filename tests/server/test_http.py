@@ -157,3 +157,17 @@ def test_trailers_are_no_headers(server: Running) -> None:
     head = request(b"", "Connection: close\r\n").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     answer = exchange(server, head + chunks)
     assert b"200 OK" in answer and b"trailer" not in answer
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind", "message"),
+    [
+        (WHOLE, "application/x-www-form-urlencoded", "send it with the header Content-Type: application/json"),
+        (b"[]", "application/json", "the body: input should be an object, not []"),
+        (b'{"prompt": "a", "speculation": 3}', "application/json", "speculation: input should be an object, not 3"),
+    ],
+)
+def test_what_is_no_object_is_refused_in_words_of_json(server: Running, sent: bytes, kind: str, message: str) -> None:
+    reply = httpx.post(f"{server.url}/v1/completions", content=sent, headers={"Content-Type": kind})
+    assert reply.status_code == 400
+    assert message in reply.json()["error"]["message"] and "b'" not in reply.text
