@@ -72,7 +72,9 @@ class Tokenizer:
             raise PromptError(
                 f"the prompt has a lone surrogate at character {error.start}; it must be valid Unicode"
             ) from None
-        token_ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of one text by itself the library would hold the interpreter until it is done, and other threads up with it.
+        encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        token_ids: list[int] = encodings[0].ids
         return token_ids
 
     def apply_chat_template(

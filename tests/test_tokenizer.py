@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -382,3 +383,20 @@ def test_byte_tokens_stream_as_whole_characters(both: list[Tokenizer]) -> None:
     for tokenizer in both:
         token_ids = tokenizer.encode("x🦅鷹y", add_special_tokens=False)
         assert decode_stream(tokenizer, token_ids) == "x🦅鷹y"
+
+
+def test_a_long_text_holds_up_no_other_thread(tokenizer: Tokenizer) -> None:
+    is_done = threading.Event()
+
+    def encode() -> None:
+        tokenizer.encode("1a " * 300_000)
+        is_done.set()
+
+    worker = threading.Thread(target=encode)
+    worker.start()
+    num_turns = 0
+    while not is_done.wait(0.001):
+        num_turns += 1
+    worker.join()
+    # A thread that cannot run while the text is encoded gets its first turn when that is over.
+    assert num_turns > 10
