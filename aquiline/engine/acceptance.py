@@ -36,6 +36,7 @@ PRIOR_TRIALS = 12.0
 OWN_FADING = 0.97
 IDLE_FADING = 0.99  # per step without a tree
 OWN_PRIOR_TRIALS = 8.0
+TRIALS_TO_JUDGE_ONE = 4.0
 # Deeper nodes are expected to fare as much better or worse than foretold as those above them, within bounds.
 MOST_CHANGE = 2.0
 # Requests are sorted by how much better or worse than usual their drafts fare, as a factor of the odds.
@@ -265,7 +266,7 @@ def with_skill(rates: Sequence[float], skill: float) -> list[float]:
 
 
 def _skill_of(own: _OwnTrials) -> int:
-    if own.trials < 2.0:
+    if own.trials < TRIALS_TO_JUDGE_ONE:
         return USUAL_SKILL
     foretold = own.foretold / own.trials
     seen = (own.hits + OWN_PRIOR_TRIALS * foretold) / (own.trials + OWN_PRIOR_TRIALS)

@@ -32,6 +32,9 @@ from aquiline.speculation import StaticTree
 # A better choice must be better by this much before it replaces the current one; more to begin or end speculating.
 MARGIN = 0.01
 SWITCH_MARGIN = 0.02
+# Plain decoding teaches nothing of the draft, so a few unlucky steps shall not lead to it.
+EARLY_MARGIN = 0.06
+EARLY_PATHS = 24
 # A switch to trees must earn back what the draft has to catch up with within so many steps.
 PAYBACK_STEPS = 50
 # What a draft must have shown before it may be found useless, and how often a request is followed all the same.
@@ -247,6 +250,8 @@ class AutoPlanner:
         best, current = int(score.argmax()), seen.find(self._current)
         if current is not None:
             margin = SWITCH_MARGIN if (best == 0) != (current == 0) else MARGIN
+            if best == 0 and self.estimator.num_observed < EARLY_PATHS:
+                margin = EARLY_MARGIN
             if score[best] <= score[current] + margin * abs(score[current]):
                 best = current
         detours = [seen.forecast(index) for index in seen.detours(best)] if best else []

@@ -14,6 +14,8 @@ from aquiline.engine.planner import AutoPlanner
 from aquiline.engine.stats import PhaseClock
 from aquiline.speculation import StaticTree, TreeShape
 
+STEPS_TO_WARM_UP = 2
+
 
 class StepObserver:
     """Watches the steps of one engine for its planner; costs nothing where the planner does not learn.
@@ -27,6 +29,7 @@ class StepObserver:
         self._clock = clock
         self._before: dict[str, float] = {}
         self._num_new_rows = 0
+        self._num_decoding = 0
         self.tally: ForecastTally | None = None
 
     def start(self, step: StepLayout) -> None:
@@ -54,14 +57,22 @@ class StepObserver:
                     # leaves the grown nodes, the draft model has missed.
                     nodes = tuple(node for node in nodes if node <= held)
                 outcomes.append(TreeOutcome(request.request_id, held, nodes, not has_hidden_rules(request.params)))
-        # A prefill attends in another way, and trees of other shapes are drafted apart from those of the step's.
-        is_usual = not step.prefill_requests and all(s.request.own_shape is None for s in step.growing_requests)
-        seconds = self._seconds() if is_usual else None
+        seconds = self._seconds() if self._is_usual(step) else None
         size = step_size(step, shape, self._num_new_rows)
         report = StepReport(shape, size, seconds, outcomes)
         if self.tally is not None and isinstance(self._planner, AutoPlanner):
             self.tally.add(self._planner.last, report)
         self._planner.observe(report)
+
+    def _is_usual(self, step: StepLayout) -> bool:
+        """Whether the time of a step says something about others.
+
+        A prefill attends in another way, trees of other shapes are drafted apart from those of the step's, and the
+        steps behind a prefill find nothing in the processor's caches.
+        """
+        self._num_decoding = 0 if step.prefill_requests else self._num_decoding + 1
+        is_warm = self._num_decoding > STEPS_TO_WARM_UP
+        return is_warm and all(scheduled.request.own_shape is None for scheduled in step.growing_requests)
 
     def _seconds(self) -> StepSeconds:
         now, before = self._clock.seconds, self._before
