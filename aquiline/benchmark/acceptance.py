@@ -42,5 +42,5 @@ def measure_acceptance(
         "num_prompts": len(outputs),
         "num_committed_tokens": num_committed,
         **tally.figures(),
-        "machine_time_per_committed_token_ms": round(1000.0 * seconds / num_committed, 3),
+        "time_per_committed_token_ms": round(1000.0 * seconds / num_committed, 3),
     }

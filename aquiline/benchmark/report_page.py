@@ -60,7 +60,7 @@ _COLUMNS: Mapping[Kind, Mapping[str, str]] = {
     "offline": {
         "batch size": "batch_size",
         "tokens/s": "tokens_per_second",
-        "machine ms per token": "machine_time_per_committed_token_ms",
+        "machine ms per token": "time_per_committed_token_ms",
         "acceptance length": "acceptance_length",
         **_FORECAST,
     },
@@ -85,7 +85,7 @@ _COLUMNS: Mapping[Kind, Mapping[str, str]] = {
         "TPOT p99": "tpot_ms.p99",
         "ITL p99": "itl_ms.p99",
         "E2EL p50": "e2el_ms.p50",
-        "machine ms per token": "machine_time_per_committed_token_ms",
+        "machine ms per token": "time_per_committed_token_ms",
         "acceptance length": "server.acceptance_length",
     },
     "tune": {

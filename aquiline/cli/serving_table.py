@@ -63,7 +63,7 @@ def _throughput(result: Mapping[str, Any]) -> Table:
             f"{row['request_throughput']:.2f}",
             _number(row["goodput"]),
             f"{row['output_throughput']:.1f}",
-            _number(row["machine_time_per_committed_token_ms"]),
+            _number(row["time_per_committed_token_ms"]),
         )
     return table
 
@@ -89,7 +89,7 @@ def _server(rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for load, server in told.items():
         spent = [server["phases_ms"].get(phase, 0.0) for phase in SHOWN_PHASES]
-        whole = server["machine_time_per_committed_token_ms"]
+        whole = server["time_per_committed_token_ms"]
         figures = [server["acceptance_length"], *spent, whole - sum(spent), whole]
         table.add_row(load, *map(_number, figures))
     return table

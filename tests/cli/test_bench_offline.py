@@ -26,7 +26,7 @@ def row(batch_size: int, speculate: str) -> dict[str, Any]:
         "speculate": speculate,
         "num_committed_tokens": 1024,
         "tokens_per_second": 1711.25,
-        "machine_time_per_committed_token_ms": 1234.56,
+        "time_per_committed_token_ms": 1234.56,
         "acceptance_length": 1.75,
         "full_batch": {"num_steps": 99, "committed_tokens": 1.75, "step_ms": 2.5, "tokens_per_second": 2211.25},
         "phases_ms": {"schedule": 10.25, "draft": 20.25, "verify": 1034.25, "sample": 40.25, "commit": 50.25},

@@ -74,7 +74,7 @@ def row_of(run: LoadRun, levels: ServiceLevels | None, counting: Counting) -> di
         "output_throughput": round(num_output / seconds, 2),
         "goodput": None if num_good is None else round(num_good / seconds, 4),
         "good_share": None if num_good is None else round(num_good / len(readings), 4),
-        "machine_time_per_committed_token_ms": round(1e3 * busy / num_output, 3) if num_output else None,
+        "time_per_committed_token_ms": round(1e3 * busy / num_output, 3) if num_output else None,
         **_latencies(complete, counts),
         **_client(run, seconds),
     }

@@ -74,7 +74,7 @@ def growth(before: ServerCounters | None, after: ServerCounters | None) -> dict[
         "acceptance_rate": round(num_accepted / num_draft, 4) if num_draft else None,
         "conditional_acceptance_per_position": _conditional(before, after, num_trees),
         "num_steps": int(grown("step_seconds_count")),
-        "machine_time_per_committed_token_ms": round(1e3 * grown("step_seconds_sum") / num_committed, 3),
+        "time_per_committed_token_ms": round(1e3 * grown("step_seconds_sum") / num_committed, 3),
         "phases_ms": {
             name: round(1e3 * (seconds - before.phases.get(name, 0.0)) / num_committed, 3)
             for name, seconds in after.phases.items()
