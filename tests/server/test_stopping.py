@@ -25,7 +25,7 @@ GUIDED: dict[str, Any] = {"messages": QUESTION, "response_format": {"type": "jso
 UNREAD = STREAM | {"logprobs": True, "top_logprobs": 2, "n": 8}
 DRAIN_SECONDS = 1.0
 # Uvicorn looks every tenth of a second, and the machine may be busy.
-MORE_SECONDS = 3.0
+MORE_SECONDS = 12.0
 
 
 @dataclass(frozen=True)
