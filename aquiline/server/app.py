@@ -39,7 +39,14 @@ def create_app(served: Served, client: EngineClient, settings: ServerSettings, v
             await client.stop()
 
     app = FastAPI(
-        title="Aquiline", description=DESCRIPTION, version=version, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="Aquiline",
+        description=DESCRIPTION,
+        version=version,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        # It would send clients to whatever their Host says, and those behind a proxy of HTTPS to HTTP.
+        redirect_slashes=False,
     )
     app.state.service = Service(served, client, settings)
     app.include_router(router)

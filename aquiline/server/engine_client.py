@@ -190,6 +190,11 @@ class EngineClient:
         self.metrics.observe_step(news.report, runs)
         self.live.observe_step(news.report, runs)
 
+    def on_idle(self) -> None:
+        """The engine has no requests left, though no step has ended the last one."""
+        self.metrics.observe_idle()
+        self.live.observe_idle()
+
     def on_give_up(self) -> None:
         """The engine has failed too often."""
         self.has_failed = True

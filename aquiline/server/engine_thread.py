@@ -98,6 +98,8 @@ class EngineListener(Protocol):
 
     def on_step(self, news: StepNews) -> None: ...
 
+    def on_idle(self) -> None: ...
+
     def on_give_up(self) -> None: ...
 
 
@@ -168,6 +170,7 @@ class EngineThread:
                 for request_id in command.request_ids:
                     self._forget(request_id)
                     self._engine.abort(request_id)
+                self._tell_idle()
             else:
                 self._add(command)
 
@@ -205,6 +208,7 @@ class EngineThread:
             self._num_failed_steps += 1
             for request_id in [name for name, group in self._groups.items() if group.is_finished]:
                 self._refuse(request_id, EngineFaultError("the engine failed in a step of this request"))
+            self._tell_idle()
             return
         self._num_failed_steps = 0
         report = None if self._reporter is None else self._reporter(time.perf_counter() - started_at)
@@ -214,6 +218,11 @@ class EngineThread:
                 self._forget(output.request_id)
         if outputs or started_ids or report is not None:
             self._listener.post(self._listener.on_step, StepNews(outputs, started_ids, report))
+
+    def _tell_idle(self) -> None:
+        """Requests have ended beside a step: where none is left, no step will tell so."""
+        if not self._engine.has_unfinished:
+            self._listener.post(self._listener.on_idle)
 
     def _take_started(self) -> list[str]:
         """Requests that have left the queue since the last step."""

@@ -82,6 +82,10 @@ class LiveFigures:
             load = Load(len(runs), drafted, num_tokens / len(runs), report.seconds)
             self._loads.setdefault(len(runs), load).learn(load)
 
+    def observe_idle(self) -> None:
+        """No request is left in the engine."""
+        self._latest = None
+
     def _drop_old(self) -> None:
         while self._recent and self._recent[0][0] < self._clock() - WINDOW_SECONDS:
             self._recent.popleft()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,14 +21,15 @@ class JsonLines(logging.Formatter):
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        # Line breaks of Unicode and characters that the terminal's encoding lacks would spoil the line.
+        return json.dumps(line, default=str)
 
 
 class TextLines(logging.Formatter):
-    """Lines for people."""
+    """Lines for people; what clients have chosen is quoted where it could be taken for more than one value."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{name}={value}" for name, value in getattr(record, "fields", {}).items())
+        fields = " ".join(f"{name}={_spelled(value)}" for name, value in getattr(record, "fields", {}).items())
         line = f"{_time(record)} {record.levelname.lower()} {record.getMessage()} {fields}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -48,6 +50,11 @@ def logged_to_standard_error(log_format: LogFormat) -> Iterator[None]:
         for logger, handlers, level, propagates in before:
             logger.handlers, logger.propagate = handlers, propagates
             logger.setLevel(level)
+
+
+def _spelled(value: object) -> str:
+    text = str(value)
+    return text if re.fullmatch(r"[!-~]*", text) and '"' not in text else json.dumps(text)
 
 
 def _time(record: logging.LogRecord) -> str:

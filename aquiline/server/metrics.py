@@ -97,9 +97,7 @@ class Metrics:
             self._observe_report(report, runs)
 
     def _observe_report(self, report: StepReport, runs: Sequence[Run]) -> None:
-        self._running.set(report.num_running)
-        self._waiting.set(report.num_waiting)
-        self._cache_usage.set(report.cache_usage)
+        self._observe_load(report)
         self._preemptions.inc(report.num_preemptions)
         self._step_seconds.observe(report.seconds)
         for phase, seconds in report.phase_seconds.items():
@@ -112,6 +110,15 @@ class Metrics:
         if plain is not None:
             self._decode_seconds.inc(report.seconds)
             self._plain_seconds.inc(plain * sum(run.num_tokens for run in runs) / len(runs))
+
+    def observe_idle(self) -> None:
+        """No request is left in the engine."""
+        self._observe_load(StepReport(0.0))
+
+    def _observe_load(self, report: StepReport) -> None:
+        self._running.set(report.num_running)
+        self._waiting.set(report.num_waiting)
+        self._cache_usage.set(report.cache_usage)
 
     def observe_first_step(self, seconds: float) -> None:
         """A request has waited so long for its first step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -18,8 +19,10 @@ import httpx
 import openai
 import pytest
 
-from aquiline.server.logs import JsonLines
+from aquiline.server.engine_thread import StepNews
+from aquiline.server.logs import JsonLines, TextLines
 from aquiline.server.settings import ServerSettings
+from aquiline.server.step_report import StepReport
 from aquiline.tokenizer import Tokenizer
 from tests.server.folding import events_of
 from tests.server.scripted import ScriptedEngine, ScriptedLLM
@@ -127,6 +130,30 @@ def test_a_failing_step_ends_its_requests_and_no_others(engine: ScriptedEngine, 
         assert httpx.head(f"{server.url}/ready").status_code == 200
 
 
+@pytest.mark.parametrize("is_failing", [False, True], ids=["left", "failed"])
+def test_a_server_whose_last_request_ends_beside_a_step_says_that_it_has_none(
+    engine: ScriptedEngine, tokenizer: Tokenizer, is_failing: bool
+) -> None:
+    engine.before_step = lambda: time.sleep(0.01)
+    with scripted(engine, tokenizer) as server, server.http() as http:
+
+        def num_running() -> set[float]:
+            text = http.get("/metrics").text
+            told = re.search(r"^aquiline:num_requests_running{.*} (.*)$", text, re.MULTILINE)
+            assert told is not None
+            return {float(told[1]), server.client.live.figures()["num_running"]}
+
+        with http.stream("POST", "/v1/chat/completions", json={"messages": QUESTION, "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.client.on_step(StepNews([], [], StepReport(0.01, num_running=1)))
+            assert num_running() == {1}
+            if is_failing:
+                engine.failure = RuntimeError("broken")
+                assert any("the engine failed" in line for line in lines)
+        wait_for(lambda: num_running() == {0})
+
+
 def test_an_engine_that_keeps_failing_is_given_up(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
     given_up = threading.Event()
     with scripted(engine, tokenizer) as server:
@@ -227,6 +254,22 @@ def test_log_lines_tell_numbers_and_no_text(
     assert line["event"] == "request" and line["status"] == 200
     assert line["completion_tokens"] == 3 and line["ttft_ms"] > 0
     assert not [line for line in lines if "private" in line or "eagle" in line or "hidden-key" in line]
+
+
+def test_a_path_cannot_write_log_lines(
+    engine: ScriptedEngine, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    access = logging.getLogger("aquiline.server.access")
+    access.propagate, access.parent = True, logging.root
+    with caplog.at_level(logging.INFO), scripted(engine, tokenizer) as server:
+        assert httpx.get(f"{server.url}/a%0Ab%1B%E2%80%A8%C3%A9%20status=200").status_code == 404
+        assert httpx.get(f"{server.url}/health/").status_code == 404
+    odd, plain = [record for record in caplog.records if record.name == "aquiline.server.access"]
+    text = TextLines().format(odd)
+    assert r'path="/a\nb\u001b\u2028\u00e9 status=200" status=404' in text and text.isascii() and text.isprintable()
+    assert "path=/health/ status=404" in TextLines().format(plain)
+    line = JsonLines().format(odd)
+    assert line.isascii() and line.isprintable() and json.loads(line)["path"] == "/a\nb\x1b\u2028é status=200"
 
 
 def test_a_form_that_takes_long_delays_only_its_own_request(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
