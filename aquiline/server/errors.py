@@ -104,7 +104,12 @@ def failure_of(error: AquilineError) -> Failure:
 def describe_invalid(errors: list[Mapping[str, Any]]) -> Failure:
     """One line about the first of pydantic's complaints about a body, naming the field."""
     first = errors[0]
-    path = [str(part) for part in first["loc"][1:] if not _is_branch(part)]
+    if first["type"] == "string_type" and isinstance(first.get("input"), list):
+        # The field takes texts and lists: what is wrong within the list says more than that it is no text.
+        first = max(
+            (error for error in errors if _path(error)[0] == _path(first)[0]), key=lambda error: len(_path(error))
+        )
+    path = _path(first)
     param = ".".join(path) or None
     kind, message = first["type"], str(first["msg"])
     if kind == "extra_forbidden":
@@ -120,6 +125,11 @@ def describe_invalid(errors: list[Mapping[str, Any]]) -> Failure:
             message = "input should be an object"
         text = f"{param or 'the body'}: {message[:1].lower()}{message[1:]}, not {_quoted(first.get('input'))}"
     return Failure(400, " ".join(text.split()), "invalid_request_error", param)
+
+
+def _path(error: Mapping[str, Any]) -> list[str]:
+    """The fields and indices that lead to what is wrong."""
+    return [str(part) for part in error["loc"][1:] if not _is_branch(part)]
 
 
 def _is_branch(part: object) -> bool:

@@ -238,6 +238,14 @@ def test_bodies_that_are_no_objects_are_refused(engine: ScriptedEngine, tokenize
         error_of(response)
 
 
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "refusal"])
+def test_parts_that_are_no_text_are_named(engine: ScriptedEngine, tokenizer: Tokenizer, kind: str) -> None:
+    parts = [{"type": "text", "text": "see"}, {"type": kind, kind: {}}]
+    with scripted(engine, tokenizer) as server:
+        error = error_of(ask(server, messages=[{"role": "user", "content": parts}]))
+    assert error["param"] == "messages.0.content.1.type" and kind in error["message"]
+
+
 def test_log_lines_tell_numbers_and_no_text(
     engine: ScriptedEngine, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
