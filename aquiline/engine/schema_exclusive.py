@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -11,10 +11,22 @@ from aquiline.engine.schema_values import fits_type, json_key
 Schema = Mapping[str, Any]
 
 
-def are_exclusive(schemas: Sequence[Schema], definitions: Mapping[str, Schema]) -> bool:
-    """Whether no value fits two of the schemas: by type, by value, or by a property that both require."""
+def are_exclusive(
+    schemas: Sequence[Schema], definitions: Mapping[str, Schema], untyped: Collection[int] = frozenset()
+) -> bool:
+    """Whether no value fits two of the schemas: by type, by value, or by a property that both require.
+
+    Args:
+        untyped: ids of schemas whose type only follows from their keywords. By the rules of JSON Schema every value of
+            another type fits them, although none is written: `{"format": "date"}` fits 5.
+    """
     resolved = [_resolved(schema, definitions) for schema in schemas]
-    return all(_exclude_each_other(one, other, definitions) for one, other in combinations(resolved, 2))
+    for one, other in combinations(resolved, 2):
+        if (id(one) in untyped or id(other) in untyped) and one.get("type") != other.get("type"):
+            return False
+        if not _exclude_each_other(one, other, definitions):
+            return False
+    return True
 
 
 def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:

@@ -71,6 +71,7 @@ class _Reader:
         self._names: dict[str, str] = {}
         self._definitions: dict[str, Schema] = {}
         self._texts: dict[Regex, int] = {}
+        self._untyped: dict[int, Schema] = {}
 
     def read(self) -> ReadSchema:
         schema = self._schema(self._root, "#", 0)
@@ -177,7 +178,7 @@ class _Reader:
                     refuse(f"{path}/type", f"it stands beside {keyword}; write it into each alternative")
                 branches = [*branches[:index], {**branch, "type": node["type"]}, *branches[index + 1 :]]
         read = [self._schema(branch, f"{path}/{keyword}/{index}", depth + 1) for index, branch in enumerate(branches)]
-        if keyword == "oneOf" and not are_exclusive(read, self._definitions):
+        if keyword == "oneOf" and not are_exclusive(read, self._definitions, self._untyped):
             refuse(f"{path}/oneOf", "several of its schemas may fit one value; use anyOf, or a const that differs")
         return {"anyOf": read}
 
@@ -196,7 +197,11 @@ class _Reader:
         if not names:
             return {}
         read = [self._of_type(name, node, path, depth) for name in names]
-        return read[0] if len(read) == 1 else {"anyOf": read}
+        if len(read) > 1:
+            return {"anyOf": read}
+        if "type" not in node:
+            self._untyped[id(read[0])] = read[0]
+        return read[0]
 
     def _of_type(self, name: str, node: Schema, path: str, depth: int) -> Schema:
         own = {keyword: node[keyword] for keyword in KEYWORDS[TYPES[name]] if keyword in node}

@@ -45,6 +45,12 @@ SCHEMAS: dict[str, Any] = {
     "enum of a type": {"enum": ["a", 1, 2.0, True], "type": "integer"},
     "const": {"const": {"a": [1, {}]}},
     "any of": {"anyOf": [INTEGER, {"type": "string", "maxLength": 2}, closed(a=INTEGER)]},
+    "one of objects by a value, their type left to say": {
+        "oneOf": [
+            {"properties": {"kind": {"const": "a"}}, "required": ["kind"], "additionalProperties": False},
+            closed(kind={"const": "b"}, x={"type": "boolean"}),
+        ]
+    },
     "one of types": {"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 3}, {"enum": [None, True]}]},
     "one of what Python takes for one": {"oneOf": [{"const": 1}, {"const": True}, {"const": [0]}, {"const": [False]}]},
     "one of tagged by what Python takes for one": {
@@ -202,6 +208,10 @@ def test_whitespace_is_as_asked(whitespace: Any) -> None:
         ({"oneOf": [INTEGER, {"type": "number"}]}, "#/oneOf"),
         ({"oneOf": [closed(a=INTEGER), closed(a=INTEGER)]}, "#/oneOf"),
         ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "#/oneOf"),
+        ({"oneOf": [INTEGER, {"format": "date"}]}, "#/oneOf"),
+        ({"oneOf": [{"const": 7}, {"maxLength": 3}]}, "#/oneOf"),
+        ({"oneOf": [{"minItems": 1}, {"maxLength": 3}]}, "#/oneOf"),
+        ({"oneOf": [INTEGER, {"$ref": "#/$defs/x"}], "$defs": {"x": {"pattern": "a"}}}, "#/oneOf"),
         ({"oneOf": [{"enum": [{"a": [1]}, 5]}, {"const": {"a": [1.0]}}]}, "#/oneOf"),
         ({"enum": [1, "1"], "const": True}, "#/enum"),
         ({"allOf": [{"const": 1}, {"const": True}]}, "#/allOf/1/const"),

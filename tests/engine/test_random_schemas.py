@@ -89,6 +89,7 @@ DEFINITIONS: Schema = {"x": {"type": "integer", "minimum": 7}, "y": {"properties
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(SCHEMAS, st.integers(0, 1000))
 @example({"allOf": [{"prefixItems": [{"type": "null"}]}, {"items": {"type": "integer"}}], "minItems": 1}, 0)
+@example({"oneOf": [{"type": "integer"}, {"format": "date"}]}, 0)
 def test_a_random_schema_is_honoured_or_refused(schema: Schema, seed: int) -> None:
     whole = schema if isinstance(schema, bool) else schema | {"$defs": DEFINITIONS}
     try:
