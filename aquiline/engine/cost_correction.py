@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from aquiline.engine.cost_curve import Curve, PreparedCurve
 
 FloatArray = NDArray[np.float64]
+Times = TypeVar("Times", float, FloatArray)
 
 # Share of the weight of earlier steps that is left after one more: half of it after ten steps.
 SCALE_KEPT = 0.93
@@ -163,6 +165,12 @@ class ForwardTerms:
     per_row_context: float
     any_tree: float = 0.0
 
+    def parts(self, context: float, row_context: Times) -> tuple[float, Times]:
+        """What they come to: for the first row of every request, and beyond it."""
+        first = (self.per_context + self.per_row_context) * context
+        more = self.per_row_context * (row_context - context) + self.any_tree * (row_context > context)
+        return first, more
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardParts:
@@ -205,9 +213,7 @@ class CorrectedForwards:
 
     def added_seconds_of(self, context: float, row_context: FloatArray) -> FloatArray:
         """What contexts and trees add to forwards before the factor of their row counts."""
-        terms = self._terms
-        first = (terms.per_context + terms.per_row_context) * context
-        more = terms.per_row_context * (row_context - context) + np.where(row_context > context, terms.any_tree, 0.0)
+        first, more = self._terms.parts(context, row_context)
         added: FloatArray = self._first * first + self._more * more
         return added
 
@@ -215,17 +221,14 @@ class CorrectedForwards:
         """Of one forward."""
         if num_rows <= 0:
             return 0.0
-        terms = self._terms
-        more = terms.per_row_context * (row_context - context) + (terms.any_tree if row_context > context else 0.0)
-        added = self._first * (terms.per_context + terms.per_row_context) * context + self._more * more
-        return self._corrected.at(num_rows) + added * self._factors.at(num_rows)
+        first, more = self._terms.parts(context, row_context)
+        return self._corrected.at(num_rows) + (self._first * first + self._more * more) * self._factors.at(num_rows)
 
     def parts(self, forward: Forward) -> ForwardParts:
         """What the profile says of a forward."""
-        base, context, terms = self._curve.seconds[0], forward.context, self._terms
-        first = base + (terms.per_context + terms.per_row_context) * context
-        more = self._measured.at(forward.num_rows) - base + terms.per_row_context * (forward.row_context - context)
-        return ForwardParts(first, more + terms.any_tree if forward.row_context > context else more)
+        base = self._curve.seconds[0]
+        first, more = self._terms.parts(forward.context, forward.row_context)
+        return ForwardParts(base + first, self._measured.at(forward.num_rows) - base + more)
 
     def observe(self, forward: Forward, seconds: float, num_steps: int = 1) -> bool:
         """Learn from a forward that stands for some alike; `refresh` makes it count.

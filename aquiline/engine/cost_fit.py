@@ -103,18 +103,18 @@ def _fit_verify(groups: dict[StepSize, StepSeconds]) -> tuple[Curve, ForwardTerm
         if size is not base:
             differences.append([now - then for now, then in zip(_terms_of(size), _terms_of(base), strict=True)])
             longer.append(seconds.verify - groups[base].verify)
-    if differences:
-        weight = USUAL_WEIGHT * sum(row_context**2 for _, row_context, _ in differences) ** 0.5
-        differences.append([-USUAL_ROW_SHARE * weight, weight, 0.0])
-        longer.append(0.0)
-    factors = _nonnegative(differences, longer)
+    weight = USUAL_WEIGHT * sum(row_context**2 for _, row_context, _ in differences) ** 0.5
+    differences.append([-USUAL_ROW_SHARE * weight, weight, 0.0])
+    longer.append(0.0)
+    # What nowhere differs cannot be told from the height.
+    factors = _nonnegative(torch.tensor(differences, dtype=torch.float64), torch.tensor(longer, dtype=torch.float64))
+    row_counts = sorted(lowest)
     heights = []
-    for rows in sorted(lowest):
+    for rows in row_counts:
         size = lowest[rows]
         whole = groups[size].verify
         added = sum(factor * term for factor, term in zip(factors, _terms_of(size), strict=True))
         heights.append(max(LEAST_SECONDS, whole - min(added, MOST_CONTEXT_SHARE * whole)))
-    row_counts = sorted(lowest)
     curve = Curve(tuple(row_counts), tuple(_rising(_smoothed(row_counts, _rising(heights)))))
     return curve, ForwardTerms(*factors)
 
@@ -155,22 +155,21 @@ def _rising(values: Sequence[float]) -> list[float]:
     return [fmean(pool) for pool in pools for _ in pool]
 
 
-def _nonnegative(terms: list[list[float]], seconds: list[float]) -> list[float]:
-    """The factors of `ForwardTerms`, none below 0, whose products with the terms come nearest to the seconds."""
-    found = [0.0] * 3
-    if not terms:
-        return found
-    matrix, values = torch.tensor(terms, dtype=torch.float64), torch.tensor(seconds, dtype=torch.float64)
-    # A term that nowhere differs cannot be told from the height.
-    used = [column for column in range(3) if bool(matrix[:, column].any())]
+def _nonnegative(matrix: Tensor, values: Tensor) -> list[float]:
+    """Factors of the columns, none below 0, whose products with the rows come nearest to the values.
+
+    A column of zeros says nothing of its factor, which is 0 then.
+    """
+    used = [column for column in range(matrix.shape[1]) if bool(matrix[:, column].any())]
+    found = [0.0] * matrix.shape[1]
     while used:
         factors = _solve(matrix[:, used], values)
         worst = int(factors.argmin())
         if float(factors[worst]) >= 0.0:
+            for column, factor in zip(used, factors.tolist(), strict=True):
+                found[column] = factor
             break
         del used[worst]
-    for column, factor in zip(used, factors.tolist() if used else [], strict=True):
-        found[column] = factor
     return found
 
 
@@ -196,18 +195,7 @@ def _least_squares(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -
     """Factors, none below 0, whose products with the terms come nearest to the seconds, by relative error."""
     matrix = torch.tensor(terms, dtype=torch.float64)
     values = torch.tensor(seconds, dtype=torch.float64).clamp_min(LEAST_SECONDS)
-    matrix, values = matrix / values.unsqueeze(1), torch.ones_like(values)
-    used = list(range(matrix.shape[1]))
-    while used:
-        factors = _solve(matrix[:, used], values)
-        worst = int(factors.argmin())
-        if float(factors[worst]) >= 0.0:
-            break
-        del used[worst]
-    found = [0.0] * matrix.shape[1]
-    for column, factor in zip(used, factors.tolist() if used else [], strict=True):
-        found[column] = factor
-    return found
+    return _nonnegative(matrix / values.unsqueeze(1), torch.ones_like(values))
 
 
 def _solve(matrix: Tensor, values: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class StepPlanning:
                 return PlannedStep(plan, {})
         # What is looked up comes and goes from step to step. The planner chooses as if it added to all trees: so its
         # choice stays, and those for which it suffices go without afterwards.
-        growing = [request for request in running if self._limits.most_grown_depth(request) > 0]
+        growing = self.growing(running, {})
         plan = self._planner.plan(self._load(running, num_roots, known, growing))
         self._is_settled = num_roots == len(running) and all(request.own_shape is None for request in growing)
         return PlannedStep(plan, held_by(plan, self.growing(running, known) if known else growing))

@@ -122,3 +122,14 @@ def toy_server(llm: LLM, settings: ServerSettings | None = None) -> Iterator[Run
         yield server
     llm.engine.scheduler.check_integrity()
     assert llm.engine.cache.num_free_blocks == llm.engine.cache.num_blocks
+
+
+def read_all(client: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    received = b""
+    try:
+        while part := client.recv(65536):
+            received += part
+    except ConnectionResetError:
+        pass
+    return received

@@ -16,7 +16,7 @@ import pytest
 from aquiline.server.settings import ServerSettings
 from aquiline.tokenizer import Tokenizer
 from tests.server.scripted import ScriptedEngine, ScriptedLLM
-from tests.server.serving import QUESTION, Running, running
+from tests.server.serving import QUESTION, Running, read_all, running
 
 BODY = json.dumps({"messages": QUESTION, "max_tokens": 3}).encode()
 STREAM = json.dumps({"messages": QUESTION, "max_tokens": 30, "stream": True}).encode()
@@ -43,17 +43,6 @@ def timed(engine: ScriptedEngine, toy_folder: Path, **changes: Any) -> Iterator[
 def connect(server: Running) -> socket.socket:
     url = httpx.URL(server.url)
     return socket.create_connection((url.host, url.port or 0), timeout=10)
-
-
-def read_all(client: socket.socket) -> bytes:
-    """What comes until the server closes the connection."""
-    received = b""
-    try:
-        while part := client.recv(65536):
-            received += part
-    except ConnectionResetError:
-        pass
-    return received
 
 
 def assert_late(answer: bytes) -> None:

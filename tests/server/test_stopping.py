@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.serving import QUESTION
+from tests.server.serving import QUESTION, read_all
 
 STREAM: dict[str, Any] = {"messages": QUESTION, "stream": True, "max_tokens": 4000}
 GUIDED: dict[str, Any] = {"messages": QUESTION, "response_format": {"type": "json_object"}}
@@ -63,16 +63,6 @@ def stopping(folder: Path, drain_seconds: float, max_run: int = 1) -> Iterator[S
     finally:
         process.kill()
         process.communicate()
-
-
-def read_all(client: socket.socket) -> bytes:
-    received = b""
-    try:
-        while part := client.recv(65536):
-            received += part
-    except ConnectionResetError:
-        pass
-    return received
 
 
 def test_everything_is_ended_when_the_time_to_drain_is_over(toy_folder: Path) -> None:
