@@ -69,7 +69,8 @@ class StepCostBook:
             return LookupPlanner(self._costs.setdefault(self.key(config), unmeasured_costs()))
         if models.draft is None or not speculative.mode.is_auto or speculative.table is not None or is_generic:
             return None
-        bounds = bounds_of(speculative, models.draft.config.draft_vocab_size)
+        is_host_memory = models.target.device.type == "cpu"
+        bounds = bounds_of(speculative, models.draft.config.draft_vocab_size, is_host_memory)
         return planner_for(speculative, bounds, self._cost_model(models, config), self._estimator(config))
 
     def _cost_model(self, models: EngineModels, config: EngineConfig) -> CostModel:

@@ -26,6 +26,7 @@ from aquiline.engine.acceptance_prior import (
     RequestClass,
     class_of,
 )
+from aquiline.engine.cut_tally import CutTally, CutTree, CutTrials
 from aquiline.request import Request
 from aquiline.speculation import StaticTree
 
@@ -166,29 +167,43 @@ class _OwnTrials:
     def kind(self) -> int:
         return self.request_class * len(SKILLS) + self.skill
 
+    def add(self, num_trials: int, hits: int, foretold: float, hit_rate: float = 1.0) -> None:
+        """Trials one after the other; earlier ones fade.
+
+        Args:
+            hit_rate: what share of all that was foretold comes true in requests of this class.
+        """
+        kept = OWN_FADING**num_trials
+        self.trials = self.trials * kept + num_trials
+        self.hits = self.hits * kept + hits
+        self.foretold = self.foretold * kept + foretold
+        self.skill = _skill_of(self, hit_rate)
+
 
 class AcceptanceEstimator:
     """Rates of every class, and the skill of each request.
 
     Attributes:
-        tables: by class.
+        tables: by class, of trees with fixed shapes.
+        cut: by class, of trees that end where the draft has no confidence.
     """
 
     def __init__(self, priors: AcceptancePriors | None = None) -> None:
         given = priors or AcceptancePriors()
         self.tables = tuple(RateTable(given.of(each)) for each in RequestClass)
+        self.cut = tuple(CutTally(given.of(each).rows()[0][0]) for each in RequestClass)
         self._own: dict[str, _OwnTrials] = {}
 
     def successor(self) -> AcceptanceEstimator:
         """One for the requests of another engine that knows, and goes on learning, the same rates."""
         other = AcceptanceEstimator.__new__(AcceptanceEstimator)
-        other.tables, other._own = self.tables, {}
+        other.tables, other.cut, other._own = self.tables, self.cut, {}
         return other
 
     @property
     def num_observed(self) -> int:
         """Accepted paths that the shared estimates have seen."""
-        return sum(table.num_observed for table in self.tables)
+        return sum([table.num_observed for table in self.tables]) + sum([tally.num_observed for tally in self.cut])
 
     def kind(self, request: Request) -> int:
         """Class and skill of a request in one number; the usual skill where little is known of it."""
@@ -217,20 +232,36 @@ class AcceptanceEstimator:
             accepted: accepted nodes from the root's child down.
             is_usual: False for a request with rules that the draft cannot see: only its own skill learns.
         """
-        own = self._own.get(request_id)
-        if own is None:
-            own = self._own[request_id] = _OwnTrials(RequestClass.GREEDY)
+        own = self._own_of(request_id)
         table = self.tables[own.request_class]
         path = table.path(shape, num_draft_tokens, accepted)
-        num_trials = len(path.trials)
-        kept = OWN_FADING**num_trials
-        own.trials = own.trials * kept + num_trials
-        own.hits = own.hits * kept + path.hits
-        own.foretold = own.foretold * kept + path.foretold
-        own.skill = _skill_of(own)
+        own.add(len(path.trials), path.hits, path.foretold)
         if is_usual:
             path.count += 1
             table.num_observed += 1
+
+    def observe_cut(self, request_id: str, least_survival: float, tree: CutTree, is_usual: bool = True) -> None:
+        """Learn from a tree that was cut at a threshold; `refresh` of the tally makes it count.
+
+        Args:
+            is_usual: as in `observe`.
+        """
+        own = self._own_of(request_id)
+        tally = self.cut[own.request_class]
+        trials = CutTrials(tree)
+        chances, hits = trials.foretold, trials.hits
+        if chances:
+            if is_usual:
+                tally.count_trials(hits, sum(chances))
+            own.add(len(chances), hits, sum(chances), tally.hit_rate)
+        if is_usual:
+            tally.observe(least_survival, tree)
+
+    def _own_of(self, request_id: str) -> _OwnTrials:
+        own = self._own.get(request_id)
+        if own is None:
+            own = self._own[request_id] = _OwnTrials(RequestClass.GREEDY)
+        return own
 
     def fade(self, request_id: str, num_steps: int = 1) -> None:
         """Let a request that grew no tree for some steps come back to the usual skill, little by little."""
@@ -265,10 +296,10 @@ def with_skill(rates: Sequence[float], skill: float) -> list[float]:
     return [rate * bent / total for rate in rates]
 
 
-def _skill_of(own: _OwnTrials) -> int:
+def _skill_of(own: _OwnTrials, hit_rate: float = 1.0) -> int:
     if own.trials < TRIALS_TO_JUDGE_ONE:
         return USUAL_SKILL
-    foretold = own.foretold / own.trials
+    foretold = min(MOST_CERTAIN, hit_rate * own.foretold / own.trials)
     seen = (own.hits + OWN_PRIOR_TRIALS * foretold) / (own.trials + OWN_PRIOR_TRIALS)
     odds = seen * (1.0 - foretold) / max(1e-6, (1.0 - seen) * foretold)
     return bisect(_SKILL_BORDERS, odds)

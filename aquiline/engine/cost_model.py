@@ -216,7 +216,9 @@ class CostModel:
     def draft_seconds_of(self, num_new_rows: FloatArray, level_rows: FloatArray) -> FloatArray:
         """See `StepCosts`."""
         seconds = self._extend.many(num_new_rows) + self._propose_roots.many(level_rows[:, 0])
-        seconds += self._level.many(level_rows[:, 1:]).sum(axis=1)
+        # A level that runs in some steps only, with a row in the mean of less than 1, costs so much less than one.
+        lower = level_rows[:, 1:]
+        seconds += (self._level.many(np.maximum(lower, 1.0)) * np.minimum(lower, 1.0)).sum(axis=1)
         seconds *= self._draft_scale.factor
         return seconds
 

@@ -99,7 +99,7 @@ class Engine:
             self.grammars = GrammarCompiler(models.new_vocabulary, vocab_size, models.eos_token_ids, limits_of_guides)
         self.guidance = Guidance(self.grammars, vocab_size, target.device, limits_of_guides)
         draft_vocab_size = draft_config.draft_vocab_size if draft_config is not None else None
-        bounds = bounds_of(config.speculative, draft_vocab_size or 0)
+        bounds = bounds_of(config.speculative, draft_vocab_size or 0, target.device.type == "cpu")
         self._own_shapes = OwnShapes(config.speculative, bounds, draft_vocab_size)
         self.planner = planner or planner_for(config.speculative, bounds, has_draft=speculates)
         guides = self.guidance if self.grammars else None
@@ -263,7 +263,7 @@ class Engine:
                 self.check_consistency()
             outputs = self._deliver(committed, time.perf_counter() - started)
             self.clock.lap("commit", self.guidance.take_seconds())
-            self._observer.finish(step, batch.tree, runs)
+            self._observer.finish(step, batch.tree, verified.tree, runs)
             self.clock.finish(lambda: step_facts(self.num_steps - 1, step, runs, committed, self.scheduler.num_waiting))
             for trace in traces:
                 if self.on_trace is not None:

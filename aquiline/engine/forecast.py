@@ -12,14 +12,18 @@ from aquiline.engine.acceptance import SKILLS
 from aquiline.engine.acceptance_prior import RequestClass
 from aquiline.engine.cost_model import StepCosts
 from aquiline.engine.plan import StepLoad
+from aquiline.engine.cut_candidates import CutTable
 from aquiline.engine.planner_candidates import Candidate, CandidateTable
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+Choices = CandidateTable | CutTable
 
 # Trees may end below so many of the next stairs of the cost curve.
 STAIRS_AHEAD = 2
 NO_ROOM_LIMIT = 0
+# Three points that have the mean and the spread of what they stand for: distance from the mean in spreads, weight.
+SPREAD_POINTS = ((-1.2, 0.35), (0.0, 0.3), (1.2, 0.35))
 # Detours go to trees with more than so many times the nodes, or fewer.
 DETOUR_FACTOR = 1.3
 # More rows than this no step has.
@@ -81,7 +85,7 @@ class Outlook:
         room: as in `Forecast`.
     """
 
-    table: CandidateTable
+    table: Choices
     place: IntArray  # [num_choices]
     room: IntArray  # [num_choices]
     num_draft_tokens: FloatArray  # [num_choices]
@@ -116,19 +120,27 @@ class Outlook:
                 found.append(int(places[self.score[places].argmax()]))
         return found
 
+    @property
+    def best_tree(self) -> int | None:
+        """The best choice but plain decoding; None where nothing can grow."""
+        if len(self.score) < 2:
+            return None
+        best = 1 + int(self.score[1:].argmax())
+        return best if self.score[best] > -np.inf else None
+
     def find(self, key: tuple[int, int, int]) -> int | None:
         """Which one has a key, the best of them if several have; None: none."""
         place = self.table.places.get(key[:2])
         if place is None:
             return None
-        if key[2] == NO_ROOM_LIMIT and place < len(self.table.family) and self.score[place] > -np.inf:
+        if key[2] == NO_ROOM_LIMIT and place < len(self.table.numbers) and self.score[place] > -np.inf:
             return place
         found = np.flatnonzero((self.place == place) & ((self.room != NO_ROOM_LIMIT) == bool(key[2])))
         found = found[self.score[found] > -np.inf]
         return int(found[self.score[found].argmax()]) if len(found) else None
 
 
-def outlook(table: CandidateTable, situation: Situation, costs: StepCosts, objective: Objective) -> Outlook:
+def outlook(table: Choices, situation: Situation, costs: StepCosts, objective: Objective) -> Outlook:
     """Reckon all candidates.
 
     Where trees of all requests would just reach beyond a stair of the cost curve, or beyond the rows of the step, there
@@ -142,14 +154,12 @@ def outlook(table: CandidateTable, situation: Situation, costs: StepCosts, objec
     nodes, trees, expected, waits = table.per_request @ kinds
     expected += num_idle
     waits += num_idle
-    present = [kind for kind, count in enumerate(situation.kinds) if count]
-    most = table.sizes[:, present].max(axis=1).astype(np.int64) if present else np.zeros(len(nodes), np.int64)
-    widths = table.families.level_widths[table.family, most]
+    level_rows, tree_share = table.level_rows(kinds), table.tree_share(kinds)
     num_guided = sum(situation.kinds[FIRST_GUIDED:])
     masked = num_guided + table.sizes[:, FIRST_GUIDED:] @ kinds[FIRST_GUIDED:] if num_guided else None
     place, room = table.numbers, np.zeros_like(table.numbers)
-    for limit in _rooms(situation, costs):
-        over = np.flatnonzero(nodes[: len(table.family)] > limit)
+    for limit in _rooms(situation, costs) if table.can_share else ():
+        over = np.flatnonzero(nodes[: len(table.numbers)] > limit)
         if not len(over):
             continue
         share = limit / nodes[over]
@@ -157,13 +167,15 @@ def outlook(table: CandidateTable, situation: Situation, costs: StepCosts, objec
         trees = np.append(trees, np.ceil(trees[over] * share))
         expected = np.append(expected, num_roots + (expected[over] - num_roots) * share)
         waits = np.append(waits, num_roots + (waits[over] - num_roots) * share)
-        widths = np.concatenate((widths, widths[over]))
+        level_rows = np.concatenate((level_rows, level_rows[over] * (trees[-len(over) :] / trees[over])[:, None]))
+        tree_share = np.append(tree_share, tree_share[over])
         place, room = np.append(place, over), np.append(room, np.full(len(over), limit))
         if masked is not None:
             masked = np.append(masked, num_guided + (masked[over] - num_guided) * share)
     new_rows = np.rint(expected + (trees - num_roots))
-    seconds = _seconds(load, nodes, costs)
-    seconds += costs.draft_seconds_of(new_rows, widths * trees[:, None])
+    spread = table.spread / max(1.0, kinds.sum()) ** 0.5
+    seconds = _seconds(load, nodes, tree_share, spread, costs)
+    seconds += costs.draft_seconds_of(new_rows, level_rows)
     if masked is not None:
         seconds += costs.mask_seconds * masked
     entered = seconds
@@ -172,13 +184,37 @@ def outlook(table: CandidateTable, situation: Situation, costs: StepCosts, objec
     wait = entered * waits / max(1, num_roots)
     rate = expected / np.maximum(entered - situation.other_seconds, 1e-9)
     score = scores(objective, rate, wait)
-    if situation.max_draft_tokens < MOST_COUNTED_ROWS:
-        score = np.where(nodes > situation.max_draft_tokens, -np.inf, score)
+    is_possible = (nodes > 0.0) & (nodes <= situation.max_draft_tokens)
+    is_possible[0] = True
+    score = np.where(is_possible, score, -np.inf)
     return Outlook(table, place, room, nodes, expected, seconds, wait, score)
 
 
-def _seconds(load: StepLoad, nodes: FloatArray, costs: StepCosts) -> FloatArray:
-    """Of forwards and of everything but draft and grammar."""
+def _seconds(
+    load: StepLoad, nodes: FloatArray, tree_share: FloatArray, spread: float, costs: StepCosts
+) -> FloatArray:
+    """Of forwards and of everything but draft and grammar.
+
+    Trees that end where the draft has no confidence may have no node at all, and such a step is a plain one; and their
+    nodes are few in one step and many in the next, which costs more than the mean number wherever costs rise faster and
+    faster.
+
+    Args:
+        spread: standard deviation of a step's nodes, as a share of their mean.
+    """
+    if not spread:
+        return _tree_seconds(load, nodes, costs)
+    held = nodes / np.maximum(tree_share, 1e-9)
+    seconds = sum(
+        weight * _tree_seconds(load, held * max(0.0, 1.0 + distance * spread), costs)
+        for distance, weight in SPREAD_POINTS
+    )
+    plain = _tree_seconds(load, np.zeros(1), costs)
+    mixed: FloatArray = seconds * tree_share + plain * (1.0 - tree_share)
+    return mixed
+
+
+def _tree_seconds(load: StepLoad, nodes: FloatArray, costs: StepCosts) -> FloatArray:
     row_context = load.context + nodes * (load.context // max(1, load.num_roots))
     seconds = costs.verify_seconds_of(nodes + (load.num_roots + load.num_other_rows), load.context, row_context)
     return seconds + costs.other_seconds_of(nodes + load.num_roots, load.num_roots)

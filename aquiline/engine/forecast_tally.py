@@ -8,7 +8,7 @@ from typing import Any
 
 from aquiline.engine.forecast import Forecast
 from aquiline.engine.plan import StepReport
-from aquiline.speculation import StaticTree, TreeShape, spelt
+from aquiline.speculation import DynamicTree, TreeShape, spelt
 
 MOST_SHOWN_SHAPES = 6
 
@@ -39,8 +39,7 @@ class ForecastTally:
         self.num_steps_by_shape[report.shape] += 1
         if forecast is None:
             return
-        num_nodes = sum(outcome.num_draft_tokens for outcome in report.outcomes)
-        if num_nodes != forecast.num_draft_tokens:
+        if not _is_as_forecast(report, forecast):
             return
         num_requests = report.size.num_requests
         self.num_steps += 1
@@ -65,8 +64,13 @@ class ForecastTally:
             "expected_tokens": round(self.expected_tokens / count, 4),
             "committed_tokens": round(self.committed_tokens / count, 4),
             "num_steps_by_shape": {
-                spelt(shape): num_steps
-                for shape, num_steps in self.num_steps_by_shape.most_common(MOST_SHOWN_SHAPES)
-                if isinstance(shape, StaticTree)
+                spelt(shape): num_steps for shape, num_steps in self.num_steps_by_shape.most_common(MOST_SHOWN_SHAPES)
             },
         }
+
+
+def _is_as_forecast(report: StepReport, forecast: Forecast) -> bool:
+    if isinstance(forecast.candidate.shape, DynamicTree):
+        return report.shape == forecast.candidate.shape
+    num_nodes = sum(outcome.num_draft_tokens for outcome in report.outcomes)
+    return num_nodes == forecast.num_draft_tokens and not isinstance(report.shape, DynamicTree)

@@ -13,6 +13,7 @@ from aquiline.engine.planner import AutoPlanner
 from aquiline.engine.planner_candidates import Candidate
 from aquiline.engine.row_worth import RowCosts, StepBase
 from aquiline.request import Request
+from aquiline.speculation import StaticTree
 
 # Halvings of an interval; what is left of it is no share of a token that anybody could see.
 HALVINGS = 20
@@ -38,9 +39,12 @@ class DraftOutlook:
     @classmethod
     def of(cls, candidate: Candidate, kind: int) -> DraftOutlook:
         """That of a shape, for a request of some kind."""
-        size = candidate.num_draft_tokens[kind]
+        size, gain = candidate.num_draft_tokens[kind], candidate.expected[kind] - 1.0
         shape = candidate.shape.truncated(size)
-        return cls(size, even_survivals(candidate.expected[kind] - 1.0, shape.depth), shape.level_widths)
+        if isinstance(shape, StaticTree):
+            return cls(size, even_survivals(gain, shape.depth), shape.level_widths)
+        widths = tuple(round(rows) for rows in candidate.mean_level_rows if round(rows))
+        return cls(round(candidate.mean_nodes[kind]), even_survivals(gain, shape.depth), widths)
 
     @property
     def gain(self) -> float:
@@ -94,7 +98,7 @@ class DraftWorth:
     def _refresh(self) -> Forecast | None:
         """The choice of the last plan; None where the planner decodes plainly, or has not planned yet."""
         last, version = self._planner.last, self._planner.costs.version
-        choice = last if last is not None and last.num_draft_tokens else None
+        choice = None if last is None or last.candidate.is_plain else last
         if choice is not self._choice or version != self._known_version:
             self._choice, self._known_version = choice, version
             self._outlooks.clear()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aquiline.engine.cost_model import StepSeconds, StepSize
+from aquiline.engine.cut_tally import CutTree
 from aquiline.request import Request
 from aquiline.speculation import NO_TREE, TreeShape
 
@@ -77,12 +78,14 @@ class TreeOutcome:
     Attributes:
         accepted: accepted nodes from the root's child down; `num_draft_tokens` nodes of the step's shape were offered.
         is_usual: no rule that the draft cannot see held the request.
+        tree: as it grew, where the draft's confidence shaped it.
     """
 
     request_id: str
     num_draft_tokens: int
     accepted: tuple[int, ...]
     is_usual: bool = True
+    tree: CutTree | None = None
 
 
 @dataclass(frozen=True, slots=True)

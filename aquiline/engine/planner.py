@@ -18,16 +18,16 @@ from aquiline.engine.acceptance_prior import AcceptancePriors, RequestClass
 from aquiline.engine.cost_model import StepCosts
 from aquiline.engine.draft_debt import DebtPolicy, DraftUse, debt_of
 from aquiline.engine.forecast import MOST_COUNTED_ROWS, Forecast, Outlook, Situation, outlook
-from aquiline.engine.plan import StepLoad, StepPlan, StepReport
+from aquiline.engine.plan import StepLoad, StepPlan, StepReport, TreeOutcome
 from aquiline.engine.planner_candidates import PLAIN, counted, leading_class
 from aquiline.engine.planner_knowledge import DraftKnowledge
-from aquiline.engine.planner_probes import Probes, ProbeTree, probe_tree
+from aquiline.engine.planner_probes import Probes, ProbeTree, cut_probe, probe_tree
 from aquiline.engine.planner_reports import observe_times
 from aquiline.engine.planner_rest import IDLE_PLAN, Rests
 from aquiline.engine.planner_shares import plan_of
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import Request
-from aquiline.speculation import StaticTree
+from aquiline.speculation import StaticTree, TreeShape
 
 # A better choice must be better by this much before it replaces the current one; more to begin or end speculating.
 MARGIN = 0.01
@@ -50,6 +50,8 @@ PATHS_KNOWN_WELL = 512
 STEPS_PER_LESSON = 4
 # After so many plain steps in a row, drafts follow few of the new requests.
 STEPS_TO_SETTLE = 256
+# Where no tree promises anything, probes are cut at the threshold with this number.
+PROBE_PLACE = 5
 # What a row costs is read off between one and so many.
 ROWS_OF_A_SLOPE = 32
 
@@ -257,9 +259,18 @@ class AutoPlanner:
         detours = [seen.forecast(index) for index in seen.detours(best)] if best else []
         probe = None
         if best == 0:
-            widest = self.knowledge.families(leading_class(situation.kinds)).shapes[-1]
-            probe = probe_tree(widest, situation.load, situation.max_draft_tokens, self.costs)
+            probe = self._probe(situation, seen)
         return _Decision(seen.forecast(best), tuple(detours), probe)
+
+    def _probe(self, situation: Situation, seen: Outlook) -> ProbeTree | None:
+        """What one request may grow among plain steps."""
+        leading = leading_class(situation.kinds)
+        if not self.bounds.reads_confidence:
+            widest = self.knowledge.families(leading).shapes[-1]
+            return probe_tree(widest, situation.load, situation.max_draft_tokens, self.costs)
+        best = seen.best_tree
+        candidate = self.knowledge.table(leading).candidate(PROBE_PLACE if best is None else int(seen.place[best]))
+        return cut_probe(candidate, leading * len(SKILLS) + USUAL_SKILL, situation.load, self.costs)
 
     def _spare_seconds(self, load: StepLoad) -> float:
         return self.costs.verify_seconds(load.num_roots + load.num_other_rows, load.context, load.context)
@@ -291,12 +302,8 @@ class AutoPlanner:
         """Learn from the steps of late, and make choices anew where it matters."""
         self._settle_last_choice()
         observe_times(self._reports, self.costs)
-        observe = self.estimator.observe
         for report in self._reports:
-            shape = report.shape
-            if isinstance(shape, StaticTree):
-                for outcome in report.outcomes:
-                    observe(outcome.request_id, shape, outcome.num_draft_tokens, outcome.accepted, outcome.is_usual)
+            self._learn_from(report.shape, report.outcomes)
         num_steps = len(self._reports)
         self._reports.clear()
         if self.estimator.num_observed >= PATHS_READ_AT_ONCE or self._num_plain_steps >= REPORTS_READ_AT_ONCE:
@@ -308,6 +315,14 @@ class AutoPlanner:
         if has_moved and self._num_plain_steps:
             self._judge()
 
+    def _learn_from(self, shape: TreeShape, outcomes: Sequence[TreeOutcome]) -> None:
+        observe, observe_cut = self.estimator.observe, self.estimator.observe_cut
+        for each in outcomes:
+            if isinstance(shape, StaticTree):
+                observe(each.request_id, shape, each.num_draft_tokens, each.accepted, each.is_usual)
+            elif each.tree is not None:
+                observe_cut(each.request_id, shape.least_survival, each.tree, each.is_usual)
+
     def _mask_share(self) -> float:
         costs = self.costs
         span = ROWS_OF_A_SLOPE - 1
@@ -317,8 +332,13 @@ class AutoPlanner:
 
     def _judge(self) -> None:
         """Find the draft hopeless when it would not even help a request that has the machine for itself."""
-        judged = [each for each in RequestClass if self.estimator.tables[each].num_trials >= TRIALS_TO_JUDGE]
+        judged = [each for each in RequestClass if self._num_trials(each) >= TRIALS_TO_JUDGE]
         self.is_hopeless = bool(judged) and not any(self._helps_alone(each) for each in judged)
+
+    def _num_trials(self, request_class: RequestClass) -> float:
+        if self.bounds.reads_confidence:
+            return self.estimator.cut[request_class].num_trees
+        return self.estimator.tables[request_class].num_trials
 
     def _helps_alone(self, request_class: RequestClass) -> bool:
         kinds = [0] * NUM_KINDS

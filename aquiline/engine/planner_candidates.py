@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from aquiline.engine.acceptance import NUM_KINDS, SKILLS, USUAL_SKILL
 from aquiline.engine.acceptance_prior import RequestClass
 from aquiline.engine.tree_families import Rates, TreeFamilies
-from aquiline.speculation import NO_TREE, StaticTree
+from aquiline.speculation import NO_TREE, TreeShape
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -34,13 +34,22 @@ class Candidate:
         shape: that of the request that holds most; the others hold its first nodes.
         num_draft_tokens: by kind.
         expected: committed tokens of a step, the bonus token included, by kind.
-        key: names the candidate across changes of its shape: its family and its size there.
+        key: names the candidate across changes of its shape: its family and its size there, or the number of its
+            threshold.
+        mean_nodes: by kind, of trees that end where the draft has no confidence; empty: all nodes are there.
+        mean_level_rows: likewise, rows of every draft level, the root's first.
     """
 
-    shape: StaticTree
+    shape: TreeShape
     num_draft_tokens: tuple[int, ...]
     expected: tuple[float, ...]
     key: tuple[int, int] = PLAIN_KEY
+    mean_nodes: tuple[float, ...] = ()
+    mean_level_rows: tuple[float, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        return self.key == PLAIN_KEY
 
 
 PLAIN = Candidate(NO_TREE, (0,) * NUM_KINDS, (1.0,) * NUM_KINDS)
@@ -56,6 +65,8 @@ class CandidateTable:
             tokens, and steps per committed token.
         numbers: of the candidates, in order.
         places: number of a candidate by its key.
+        can_share: True: a step may give the nodes to some of the requests only.
+        spread: standard deviation of a tree's nodes, as a share of their mean.
     """
 
     families: TreeFamilies
@@ -63,6 +74,8 @@ class CandidateTable:
     per_request: FloatArray  # [4, num_candidates, num_kinds]
     numbers: IntArray  # [num_candidates]
     places: dict[tuple[int, int], int]
+    can_share: bool = True
+    spread: float = 0.0
     _known: dict[int, Candidate] = field(default_factory=dict)
 
     @classmethod
@@ -114,6 +127,18 @@ class CandidateTable:
         """Nodes by candidate and kind."""
         sizes: FloatArray = self.per_request[0]
         return sizes
+
+    def level_rows(self, kinds: FloatArray) -> FloatArray:
+        """Rows of every draft level with so many requests of each kind: [num_candidates, max_depth]."""
+        sizes, trees = self.per_request[:2]
+        most = sizes[:, kinds > 0.0].max(axis=1, initial=0.0).astype(np.int64)
+        rows: FloatArray = self.families.level_widths[self.family, most] * (trees @ kinds)[:, None]
+        return rows
+
+    def tree_share(self, kinds: FloatArray) -> FloatArray:
+        """Chance that any request of a step holds a node: [num_candidates]."""
+        share: FloatArray = (self.sizes @ kinds > 0.0).astype(np.float64)
+        return share
 
     def candidate(self, place: int) -> Candidate:
         """One of them."""

@@ -18,10 +18,15 @@ from aquiline.speculation import NO_TREE, TreeShape
 MOST_AUTO_NODES = 32
 
 
-def bounds_of(config: SpeculativeConfig, draft_vocab_size: int) -> TreeBounds:
-    """What the trees of an engine with these settings never exceed."""
+def bounds_of(config: SpeculativeConfig, draft_vocab_size: int, is_host_memory: bool = False) -> TreeBounds:
+    """What the trees of an engine with these settings never exceed.
+
+    Args:
+        is_host_memory: the host sees what the draft computes without waiting for a device.
+    """
     if config.mode.is_auto and config.table is None:
-        return TreeBounds(MOST_AUTO_NODES, min(MAX_LEARNT_RANK, draft_vocab_size), MOST_AUTO_NODES)
+        reads_confidence = is_host_memory and config.acceptance == "keyed"
+        return TreeBounds(MOST_AUTO_NODES, min(MAX_LEARNT_RANK, draft_vocab_size), MOST_AUTO_NODES, reads_confidence)
     return TreeBounds.of_shapes(config.shapes)
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aquiline.engine.acceptance import AcceptanceEstimator
 from aquiline.engine.acceptance_prior import RequestClass
+from aquiline.engine.cut_candidates import CutTable
+from aquiline.engine.cut_tally import GAIN, NODES
+from aquiline.engine.forecast import Choices
 from aquiline.engine.planner_candidates import CandidateTable
-from aquiline.engine.tree_families import TreeBounds, TreeFamilies
+from aquiline.engine.tree_families import Rates, TreeBounds, TreeFamilies
+
+FloatArray = NDArray[np.float64]
 
 # Rates are read anew after so many accepted paths, and after so many steps where many paths come with each.
 FIRST_REFRESH = 4
@@ -41,11 +49,12 @@ class DraftKnowledge:
         self._families: dict[RequestClass, TreeFamilies] = {}
         self._grown_rates: dict[RequestClass, list[list[float]]] = {}
         self._known_rates: dict[RequestClass, list[list[float]]] = {}
-        self._tables: dict[RequestClass, CandidateTable] = {}
+        self._known_figures: dict[RequestClass, FloatArray] = {}
+        self._tables: dict[RequestClass, Choices] = {}
         self._dearness = 1.0
         self._refresh_at = self._steps_since = 0
 
-    def table(self, leading: RequestClass) -> CandidateTable:
+    def table(self, leading: RequestClass) -> Choices:
         """Candidates for steps that are led by a class."""
         table = self._tables.get(leading)
         if table is None:
@@ -70,16 +79,23 @@ class DraftKnowledge:
             rates = self._known_rates[request_class] = self.estimator.tables[request_class].rates
         return rates
 
-    def _new_table(self, leading: RequestClass) -> CandidateTable:
-        self._rates(leading)
+    def _new_table(self, leading: RequestClass) -> Choices:
+        self.meet(leading)
+        if self._bounds.reads_confidence:
+            figures = [self._known_figures.get(each) for each in RequestClass]
+            return CutTable.of(figures, [tally.hit_rate for tally in self.estimator.cut], self._bounds)
         rates = [self._known_rates.get(each) for each in RequestClass]
         return CandidateTable.of(self.families(leading), rates, leading, (1.0, 1.0, self._dearness))
 
     def meet(self, request_class: RequestClass) -> None:
         """A request of the class is there; candidates have to say what they bring to it."""
-        if request_class not in self._known_rates:
-            self._rates(request_class)
-            self._forget_tables()
+        if request_class in self._known_figures:
+            return
+        self._rates(request_class)
+        tally = self.estimator.cut[request_class]
+        tally.refresh()
+        self._known_figures[request_class] = tally.figures
+        self._forget_tables()
 
     def refresh(self, num_steps: int, mask_share: Callable[[], float]) -> bool:
         """Take over what was learnt, when enough of it was.
@@ -109,6 +125,13 @@ class DraftKnowledge:
             if _have_moved(table.rates, known, NOTED_CHANGE):
                 self._known_rates[request_class] = table.rates
                 has_moved = True
+        columns = [GAIN, NODES]
+        for request_class, figures in self._known_figures.items():
+            tally = self.estimator.cut[request_class]
+            tally.refresh()
+            if _have_moved(tally.figures[:, columns], figures[:, columns], NOTED_CHANGE):
+                self._known_figures[request_class] = tally.figures
+                has_moved = True
         if has_moved:
             self._forget_tables()
         return has_moved
@@ -118,7 +141,7 @@ class DraftKnowledge:
         self.version += 1
 
 
-def _have_moved(new: Sequence[Sequence[float]], old: Sequence[Sequence[float]], share: float) -> bool:
+def _have_moved(new: Rates | FloatArray, old: Rates | FloatArray, share: float) -> bool:
     """Whether any rate that matters has moved by more than a share."""
     return any(
         abs(now - before) > share * max(now, before) + LEAST_CHANGE

@@ -9,12 +9,15 @@ from aquiline.engine.cost_model import StepCosts
 from aquiline.engine.draft_debt import num_pending
 from aquiline.engine.forecast import Forecast
 from aquiline.engine.plan import StepLoad, StepPlan, TreeOutcome
-from aquiline.speculation import StaticTree
+from aquiline.engine.planner_candidates import Candidate
+from aquiline.speculation import StaticTree, TreeShape
 
 # Share of the time that may go to them.
 PROBE_SHARE = 0.005
 PROBE_SIZE = 4
 MOST_PROBE_SLOWDOWN = 1.1
+# A probe counts as so much of what it takes longer, whatever it is expected to bring.
+LEAST_PROBE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class ProbeTree:
         lost_seconds: what a step with it takes longer than a plain one, one new draft row included.
     """
 
-    shape: StaticTree
+    shape: TreeShape
     lost_seconds: float
 
 
@@ -97,3 +100,19 @@ def _seconds(shape: StaticTree, load: StepLoad, costs: StepCosts) -> float:
     seconds = costs.verify_seconds(roots + size + load.num_other_rows, load.context, row_context)
     seconds += costs.other_seconds(roots + size, roots)
     return seconds + (costs.draft_seconds(1, shape.level_widths) if size else 0.0)
+
+
+def cut_probe(candidate: Candidate, kind: int, load: StepLoad, costs: StepCosts) -> ProbeTree:
+    """A tree that ends where the draft has no confidence, for one request of a kind.
+
+    What it is expected to bring counts, but it always costs something: expectations may be wrong.
+    """
+    size, roots = max(1, round(candidate.mean_nodes[kind])), load.num_roots
+    level_rows = [round(rows) for rows in candidate.mean_level_rows]
+    plain = costs.verify_seconds(roots + load.num_other_rows, load.context, load.context)
+    row_context = load.context + size * (load.context // roots)
+    verify = costs.verify_seconds(roots + size + load.num_other_rows, load.context, row_context)
+    others = costs.other_seconds(roots + size, roots) - costs.other_seconds(roots, roots)
+    extra = verify - plain + others + costs.draft_seconds(1, [rows for rows in level_rows if rows])
+    gained = (candidate.expected[kind] - 1.0) * plain / roots
+    return ProbeTree(candidate.shape, max(extra - gained, LEAST_PROBE_SHARE * extra))

@@ -22,7 +22,7 @@ def plan_of(choice: Forecast, growing: Sequence[Request], kinds: Sequence[int]) 
         held = _within_room(candidate, choice.room, growing, kinds)
     else:
         held = {request.request_id: sizes[kind] for request, kind in zip(growing, kinds, strict=True) if sizes[kind]}
-    return StepPlan(candidate.shape.truncated(max(held.values(), default=0)), held, {})
+    return StepPlan(candidate.shape.truncated(max(held.values())), held, {}) if held else IDLE_PLAN
 
 
 def _within_room(candidate: Candidate, room: int, growing: Sequence[Request], kinds: Sequence[int]) -> dict[str, int]:

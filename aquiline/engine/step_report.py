@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from aquiline.engine.acceptance_prior import has_hidden_rules
 from aquiline.engine.commit import AcceptedRun
 from aquiline.engine.cost_model import StepSeconds, StepSize
+from aquiline.engine.cut_tally import CutTree
 from aquiline.engine.forecast_tally import ForecastTally
 from aquiline.engine.inputs import StepLayout
 from aquiline.engine.plan import StepPlanner, StepReport, TreeOutcome
 from aquiline.engine.planner import AutoPlanner
 from aquiline.engine.stats import PhaseClock
-from aquiline.speculation import StaticTree, TreeShape
+from aquiline.engine.tree import DraftTree
+from aquiline.speculation import DynamicTree, StaticTree, TreeShape
 
 STEPS_TO_WARM_UP = 2
 
@@ -38,27 +40,22 @@ class StepObserver:
             self._before = self._clock.seconds.copy()
             self._num_new_rows = sum([scheduled.num_due_draft_rows for scheduled in step.ordered])
 
-    def finish(self, step: StepLayout, shape: TreeShape, runs: Mapping[str, AcceptedRun]) -> None:
-        """All phases of the step are over."""
+    def finish(
+        self, step: StepLayout, shape: TreeShape, tree: DraftTree | None, runs: Mapping[str, AcceptedRun]
+    ) -> None:
+        """All phases of the step are over.
+
+        Args:
+            shape: that the step's trees were asked to have.
+            tree: of the drawing requests, as it was verified; None: no request had one.
+        """
         if not self._planner.learns:
             if self.tally is not None and not step.prefill_requests:
                 self.tally.add_unread(shape)
             return
-        outcomes = []
-        for scheduled in step.growing_requests:
-            request, held = scheduled.request, scheduled.num_held(shape)
-            if request.own_shape is not None:
-                continue
-            run = runs.get(request.request_id)
-            if run is not None:
-                nodes = run.nodes
-                if nodes and nodes[-1] > held:
-                    # Nodes of a path are numbered downwards, and looked-up ones behind all that grew: where the path
-                    # leaves the grown nodes, the draft model has missed.
-                    nodes = tuple(node for node in nodes if node <= held)
-                outcomes.append(TreeOutcome(request.request_id, held, nodes, not has_hidden_rules(request.params)))
         seconds = self._seconds() if self._is_usual(step) else None
-        size = step_size(step, shape, self._num_new_rows)
+        size = step_size(step, shape, tree, self._num_new_rows)
+        outcomes = tree_outcomes(step, shape, tree, runs)
         report = StepReport(shape, size, seconds, outcomes)
         if self.tally is not None and isinstance(self._planner, AutoPlanner):
             self.tally.add(self._planner.last, report)
@@ -86,7 +83,38 @@ class StepObserver:
         )
 
 
-def step_size(step: StepLayout, shape: TreeShape, num_new_rows: int) -> StepSize:
+def tree_outcomes(
+    step: StepLayout, shape: TreeShape, tree: DraftTree | None, runs: Mapping[str, AcceptedRun]
+) -> list[TreeOutcome]:
+    """What became of the trees that the draft model grew in the step's shape."""
+    outcomes = []
+    parents = depths = None
+    survivals = None if tree is None else tree.survivals
+    if survivals is not None and tree is not None:
+        parents, depths = tree.parents.tolist(), tree.depths.tolist()
+    for index, scheduled in enumerate(step.growing_requests):
+        request = scheduled.request
+        run = runs.get(request.request_id)
+        if request.own_shape is not None or run is None:
+            continue
+        held, grown = scheduled.num_held(shape), None
+        if isinstance(shape, DynamicTree):
+            held = len(survivals[index]) - 1 if survivals is not None else 0
+        nodes = run.nodes
+        if nodes and nodes[-1] > held:
+            # Nodes of a path are numbered downwards, and looked-up ones behind all that grew: where the path
+            # leaves the grown nodes, the draft model has missed.
+            nodes = tuple(node for node in nodes if node <= held)
+        if survivals is not None and parents is not None and depths is not None:
+            end = held + 1
+            grown = CutTree(survivals[index][1:], tuple(parents[index][1:end]), tuple(depths[index][1:end]), nodes)
+        elif isinstance(shape, DynamicTree):
+            grown = CutTree((), (), (), ())
+        outcomes.append(TreeOutcome(request.request_id, held, nodes, not has_hidden_rules(request.params), grown))
+    return outcomes
+
+
+def step_size(step: StepLayout, shape: TreeShape, tree: DraftTree | None, num_new_rows: int) -> StepSize:
     """Size of a step that has just run; its context is that after the step, a few tokens more than before."""
     context = row_context = num_drawn = num_masked = 0
     num_rows = len(step.plain_requests)
@@ -106,7 +134,10 @@ def step_size(step: StepLayout, shape: TreeShape, num_new_rows: int) -> StepSize
         num_drawn += scheduled.draws_token
         num_masked += scheduled.draws_token and scheduled.request.params.guided is not None
     num_trees = len(step.growing_requests)
-    widths = shape.level_widths if isinstance(shape, StaticTree) else ()
+    if isinstance(shape, StaticTree):
+        level_rows = tuple(width * num_trees for width in shape.level_widths) if num_trees else ()
+    else:
+        level_rows = (tree.level_rows if tree is not None else None) or (num_trees,)
     return StepSize(
         num_rows=num_rows,
         num_drawn_rows=num_drawn,
@@ -114,6 +145,6 @@ def step_size(step: StepLayout, shape: TreeShape, num_new_rows: int) -> StepSize
         context=context,
         row_context=row_context,
         num_new_rows=num_new_rows,
-        level_rows=tuple(width * num_trees for width in widths) if num_trees else (),
+        level_rows=level_rows,
         num_masked_rows=num_masked,
     )

@@ -43,11 +43,13 @@ class TreeBounds:
         max_draft_tokens: nodes below the root.
         max_children: of one node.
         num_scratch_places: draft nodes that a request holds at most while its tree grows and is verified.
+        reads_confidence: trees may end where the draft has no confidence, for the host can see it without waiting.
     """
 
     max_draft_tokens: int = 0
     max_children: int = MAX_LEARNT_RANK
     num_scratch_places: int = 0
+    reads_confidence: bool = False
 
     @classmethod
     def of_shapes(cls, shapes: Sequence[TreeShape]) -> TreeBounds:

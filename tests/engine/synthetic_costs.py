@@ -78,6 +78,11 @@ class FormulaCosts:
         seconds = self.draft_level / 2 + self.draft_row * num_new_rows if num_new_rows else 0.0
         return seconds + sum(self.draft_level + self.draft_row * rows for rows in level_rows)
 
+    def _draft_seconds(self, num_new_rows: int, level_rows: Sequence[float]) -> float:
+        """A level with less than one row in the mean runs in so many of all steps."""
+        seconds = self.draft_seconds(num_new_rows, ())
+        return seconds + sum(self.draft_seconds(0, [max(1, round(rows))]) * min(1.0, rows) for rows in level_rows)
+
     def other_seconds(self, num_drawn_rows: int, num_requests: int) -> float:
         return 0.02 + 0.001 * num_drawn_rows + 0.002 * num_requests
 
@@ -87,9 +92,7 @@ class FormulaCosts:
 
     def draft_seconds_of(self, num_new_rows: FloatArray, level_rows: FloatArray) -> FloatArray:
         runs = zip(num_new_rows, level_rows, strict=True)
-        return np.array(
-            [self.draft_seconds(round(new), [round(rows) for rows in levels if rows]) for new, levels in runs]
-        )
+        return np.array([self._draft_seconds(round(new), levels.tolist()) for new, levels in runs])
 
     def other_seconds_of(self, num_drawn_rows: FloatArray, num_requests: int) -> FloatArray:
         return np.array([self.other_seconds(round(rows), num_requests) for rows in num_drawn_rows])

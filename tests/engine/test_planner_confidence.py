@@ -1,0 +1,82 @@
+"""The planner with trees that end where the draft has no confidence: near the best threshold, never far below plain."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from aquiline.engine.cut_candidates import cut_shape
+from aquiline.engine.cut_tally import THRESHOLDS
+from aquiline.engine.plan import StepLoad
+from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.tree_families import TreeBounds
+from aquiline.request import Request
+from tests.engine.confident_drafts import ConfidentDraft, CutMachine, best_rate, step_size
+from tests.engine.synthetic_costs import MACHINES, FormulaCosts, load_of, request
+
+BOUNDS = TreeBounds(32, 8, 32, reads_confidence=True)
+DRAFTS = {
+    "decided": ConfidentDraft((0.5, 0.5)),
+    "vague": ConfidentDraft((1.0, 2.0)),
+    "boastful": ConfidentDraft((0.7, 0.5), truth=0.6),
+}
+
+
+def machine_for(costs: FormulaCosts, seed: int = 1) -> CutMachine:
+    return CutMachine(AutoPlanner(costs, PlannerSettings(BOUNDS)), costs, random.Random(seed))
+
+
+def fresh_load(requests: list[Request]) -> StepLoad:
+    """Contexts stay as they are, so that one figure holds for a whole run."""
+    for each in requests:
+        each.num_computed_tokens, each.num_draft_rows = 100, 99
+        del each.token_ids[101:]
+    return load_of(requests)
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 32])
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_it_comes_near_the_best_threshold(machine: str, draft: str, num_requests: int) -> None:
+    costs = FormulaCosts(MACHINES[machine])
+    requests = [request(index) for index in range(num_requests)]
+    made = machine_for(costs)
+    num_steps = 1200 if num_requests == 1 else 400
+    run = made.steps(num_steps, lambda: fresh_load(requests), lambda _: DRAFTS[draft])
+    best = best_rate(costs, load_of(requests), DRAFTS[draft], cut_shape(0, BOUNDS), 3000 // num_requests)
+    # Drawn at random, so within a few per cent of what was drawn for the others.
+    assert run.rate(num_steps // 3) > 0.95 * best
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])
+def test_a_draft_that_is_sure_and_wrong_is_left_alone(num_requests: int) -> None:
+    costs = FormulaCosts(MACHINES["convex"])
+    requests = [request(index) for index in range(num_requests)]
+    liar = ConfidentDraft((3.0, 0.5), truth=0.0)
+    run = machine_for(costs).steps(600, lambda: fresh_load(requests), lambda _: liar)
+    plain = num_requests / costs.predict(step_size(load_of(requests), (), 0)).total
+    assert sum(map(bool, run.choices[50:])) <= 0.1 * len(run.choices[50:])
+    assert run.rate(50) > 0.97 * plain
+
+
+def test_a_request_whose_drafts_fail_goes_without_while_others_grow_theirs() -> None:
+    costs = FormulaCosts(MACHINES["convex"])
+    requests = [request(index) for index in range(4)]
+    liar, good = ConfidentDraft((3.0, 0.5), truth=0.0), ConfidentDraft()
+    made = machine_for(costs)
+    made.steps(400, lambda: fresh_load(requests), lambda each: liar if each.request_id == "r0" else good)
+    late = made.held[200:]
+    assert sum("r0" in held for held in late) < 0.2 * len(late)
+    assert sum("r1" in held for held in late) > 0.9 * len(late)
+
+
+def test_dear_rows_raise_the_threshold() -> None:
+    chosen = []
+    for row_seconds in (0.001, 0.02, 0.1):
+        costs = FormulaCosts(lambda rows, each=row_seconds: 1.0 + each * rows)
+        planner = AutoPlanner(costs, PlannerSettings(BOUNDS))
+        planner.plan(load_of([request(0)]))
+        assert planner.last is not None
+        chosen.append(planner.last.candidate.key[1])
+    assert chosen == sorted(chosen) and chosen[0] < chosen[-1] < len(THRESHOLDS)
