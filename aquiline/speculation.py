@@ -103,12 +103,16 @@ class DynamicTree:
     Attributes:
         steps: depth, and the number of draft levels.
         topk: children proposed per node, and nodes expanded per level.
-        num_draft_tokens: nodes kept after re-ranking, the root not counted.
+        num_draft_tokens: nodes kept at most after re-ranking, the root not counted.
+        least_survival: a node whose survival, the product of the confidences from the root's child down to it, is below
+            this is neither expanded nor kept, and one as deep as its request may have any is not expanded; 0: all nodes
+            are good enough, and trees grow to full depth.
     """
 
     steps: int
     topk: int
     num_draft_tokens: int
+    least_survival: float = 0.0
 
     @property
     def depth(self) -> int:
@@ -118,7 +122,8 @@ class DynamicTree:
         """The same tree keeping at most `max_draft_tokens` nodes."""
         if max_draft_tokens >= self.num_draft_tokens:
             return self
-        return DynamicTree(min(self.steps, max(1, max_draft_tokens)), self.topk, max_draft_tokens)
+        steps = min(self.steps, max(1, max_draft_tokens))
+        return DynamicTree(steps, self.topk, max_draft_tokens, self.least_survival)
 
 
 TreeShape = StaticTree | DynamicTree
@@ -253,23 +258,33 @@ def _parse_paths(rest: str) -> TreeShape:
 def _parse_dynamic(rest: str) -> TreeShape:
     limits = {"steps": MAX_DEPTH, "topk": 32, "nodes": MAX_DRAFT_TOKENS}
     values: dict[str, int] = {"steps": 5, "topk": 4, "nodes": 16}
+    least_survival = 0.0
     seen = set()
     for part in rest.split(","):
         name, _, value = part.partition("=")
-        if name not in limits or name in seen:
-            raise InvalidParameterError("it takes steps=, topk= and nodes=, each at most once")
+        if name not in (*limits, "survival") or name in seen:
+            raise InvalidParameterError("it takes steps=, topk=, nodes= and survival=, each at most once")
         seen.add(name)
-        values[name] = _number(value, name, limits[name])
+        if name == "survival":
+            least_survival = _survival(value)
+        else:
+            values[name] = _number(value, name, limits[name])
     most = values["topk"] + (values["steps"] - 1) * values["topk"] ** 2
     if values["nodes"] > most:
         raise InvalidParameterError(f"{values['steps']} steps of {values['topk']} children give at most {most} nodes")
-    return DynamicTree(values["steps"], values["topk"], values["nodes"])
+    return DynamicTree(values["steps"], values["topk"], values["nodes"], least_survival)
 
 
 def _number(text: str, name: str, highest: int) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", text) or not 1 <= int(text) <= highest:
         raise InvalidParameterError(f"{name} is {text!r}; it must be an integer from 1 to {highest}")
     return int(text)
+
+
+def _survival(text: str) -> float:
+    if not re.fullmatch(r"0(\.[0-9]{1,12})?", text):
+        raise InvalidParameterError(f"survival is {text!r}; it must be a number from 0 to below 1, for example 0.1")
+    return float(text)
 
 
 def _spell(path: tuple[int, ...]) -> str:

@@ -26,24 +26,26 @@ std::vector<std::int64_t> path_tokens(const TreeLevel& level, int num_trees, Tok
     return tokens;
 }
 
-void advance_to(GrowthRun& run, const TreeLevel& level, int depth, TokenTable& table) {
+void advance_to(GrowthRun& run, const StaticTree& shape, int depth, TokenTable& table) {
+    const TreeLevel& level = shape.levels()[static_cast<std::size_t>(depth)];
+    const int num_above = static_cast<int>(shape.levels()[static_cast<std::size_t>(depth - 1)].expanded.size());
     LevelNodes nodes;
-    std::vector<int> parent_places;
+    std::vector<int> parents;
     nodes.depth = depth;
-    nodes.num_per_request = static_cast<int>(level.expanded.size());
     for (int tree = 0; tree < run.num_trees(); ++tree) {
+        nodes.owners.insert(nodes.owners.end(), level.expanded.size(), tree);
         for (const int node : level.expanded) nodes.token_ids.push_back(table.at(tree, node));
         for (const int node : level.paths) nodes.paths.push_back(node - 1);
-        parent_places.insert(parent_places.end(), level.parent_places.begin(), level.parent_places.end());
+        for (const int place : level.parent_places) parents.push_back(tree * num_above + place);
     }
-    run.advance(nodes, parent_places);
+    run.advance(nodes, parents);
 }
 
 void grow_static(GrowthRun& run, const StaticTree& tree, TokenTable table) {
     const int num_levels = std::min(static_cast<int>(tree.levels().size()), run.max_depth());
     for (int depth = 0; depth < num_levels; ++depth) {
         const TreeLevel& level = tree.levels()[static_cast<std::size_t>(depth)];
-        if (depth > 0) advance_to(run, level, depth, table);
+        if (depth > 0) advance_to(run, tree, depth, table);
         const std::vector<std::int64_t> above = path_tokens(level, run.num_trees(), table);
         const Proposals best = run.propose(depth, above, level.width, false);
         const int num_expanded = static_cast<int>(level.expanded.size());
@@ -89,13 +91,14 @@ void DraftGrowth::run_static(const DraftPlaces& places, const DraftBatch& batch,
     if (run.num_trees() > 0) grow_static(run, tree, table);
 }
 
-void DraftGrowth::run_dynamic(const DraftPlaces& places, const DraftBatch& batch, const SamplingRequests& sampling,
-                              const DynamicShape& shape, const NodeArrays& out) {
+GrownSizes DraftGrowth::run_dynamic(const DraftPlaces& places, const DraftBatch& batch,
+                                    const SamplingRequests& sampling, const DynamicShape& shape,
+                                    const NodeArrays& out) {
     shape.check();
     const std::lock_guard<std::mutex> lock(run_mutex_);
     GrowthRun run(parts_, places, batch, sampling);
     run.extend();
-    if (run.num_trees() > 0) grow_dynamic(run, shape, out);
+    return run.num_trees() > 0 ? grow_dynamic(run, shape, out) : GrownSizes{};
 }
 
 }  // namespace aquiline

@@ -29,9 +29,10 @@ public:
     void run_static(const DraftPlaces& places, const DraftBatch& batch, const SamplingRequests& sampling,
                     const StaticTree& tree, std::int64_t* tokens);
 
-    // The same for trees that the draft's confidence shapes; they grow to full depth whatever the requests' limits are.
-    void run_dynamic(const DraftPlaces& places, const DraftBatch& batch, const SamplingRequests& sampling,
-                     const DynamicShape& shape, const NodeArrays& out);
+    // The same for trees that the draft's confidence shapes. Without a least survival they grow to full depth whatever the
+    // requests' limits are.
+    GrownSizes run_dynamic(const DraftPlaces& places, const DraftBatch& batch, const SamplingRequests& sampling,
+                           const DynamicShape& shape, const NodeArrays& out);
 
 private:
     DraftParts parts_;

@@ -71,7 +71,7 @@ DraftRows DraftRowBuilder::level_rows(const LevelNodes& nodes) const {
     rows.token_ids = nodes.token_ids;
     rows.path_slots.reserve(nodes.paths.size());
     for (std::size_t row = 0; row < num_rows; ++row) {
-        const std::size_t index = row / static_cast<std::size_t>(nodes.num_per_request);
+        const std::size_t index = static_cast<std::size_t>(nodes.owners[row]);
         const DraftRequest& request = requests_[index];
         const std::int64_t first_scratch = regions_.num_page_slots() + request.row * regions_.scratch_per_row;
         for (std::size_t step = 0; step < depth; ++step) {

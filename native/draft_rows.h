@@ -40,12 +40,12 @@ struct DraftRows {
     StepRows step;
 };
 
-// Tree nodes of one depth, request by request: the same number for each.
+// Tree nodes of one depth, request by request.
 struct LevelNodes {
     int depth = 0;                        // 1 is a child of the root
-    int num_per_request = 0;
-    std::vector<std::int64_t> token_ids;  // [num_reqs * num_per_request]
-    std::vector<int> paths;               // [num_reqs * num_per_request, depth], scratch places from the top down
+    std::vector<int> owners;              // [num_nodes], the request of each, rising
+    std::vector<std::int64_t> token_ids;  // [num_nodes]
+    std::vector<int> paths;               // [num_nodes, depth], scratch places from the top down
 };
 
 class DraftRowBuilder {

@@ -55,12 +55,13 @@ void GrowthRun::extend() {
     parts_.forward->combine_features(batch_.features, batch_.features_are_bfloat16, rows.step.num_rows,
                                      parts_.combined.row(0));
     run(rows, parts_.combined);
-    num_expanded_ = 1;
     expanded_rows_.clear();
+    owners_.clear();
     int end = 0;
     for (int index = 0; index < num_trees(); ++index) {
         end += static_cast<int>(request(index).token_ids.size());
         expanded_rows_.push_back(end - 1);
+        owners_.push_back(index);
     }
 }
 
@@ -90,7 +91,7 @@ Proposals GrowthRun::propose(int depth, const std::vector<std::int64_t>& path_to
 
 std::vector<LogitRow> GrowthRun::logit_rows(int depth, const std::vector<std::int64_t>& path_tokens) const {
     const RequestNoise& noise = sampling_.noise;
-    const MaskRows masks = batch_.masks ? batch_.masks(depth, path_tokens) : MaskRows{};
+    const MaskRows masks = batch_.masks ? batch_.masks(depth, owners_, path_tokens) : MaskRows{};
     if (!masks.rows.empty() && masks.rows.size() != expanded_rows_.size()) {
         throw std::out_of_range("there are " + std::to_string(masks.rows.size()) + " masks for " +
                                 std::to_string(expanded_rows_.size()) + " nodes");
@@ -98,7 +99,7 @@ std::vector<LogitRow> GrowthRun::logit_rows(int depth, const std::vector<std::in
     std::vector<LogitRow> rows;
     rows.reserve(expanded_rows_.size());
     for (std::size_t row = 0; row < expanded_rows_.size(); ++row) {
-        const int index = static_cast<int>(row) / num_expanded_;
+        const int index = owners_[row];
         const std::int64_t position = request(index).root() + depth + 1;
         const std::int64_t* path = path_tokens.data() + row * static_cast<std::size_t>(depth);
         rows.push_back({index, position - noise.prompt_lengths[index], path, depth,
@@ -108,17 +109,17 @@ std::vector<LogitRow> GrowthRun::logit_rows(int depth, const std::vector<std::in
     return rows;
 }
 
-void GrowthRun::advance(const LevelNodes& nodes, const std::vector<int>& parent_places) {
+void GrowthRun::advance(const LevelNodes& nodes, const std::vector<int>& parents) {
     const int num_rows = static_cast<int>(nodes.token_ids.size()), hidden_size = parts_.forward->hidden_size();
     const RowMatrix& states = parts_.feeds_head_inputs ? parts_.head_inputs : parts_.hidden_states;
     parts_.parent_states.resize(num_rows, hidden_size);
     for (int row = 0; row < num_rows; ++row) {
-        const int place = row / nodes.num_per_request * num_expanded_ + parent_places[static_cast<std::size_t>(row)];
-        const float* state = states.row(expanded_rows_[static_cast<std::size_t>(place)]);
+        const auto parent = static_cast<std::size_t>(parents[static_cast<std::size_t>(row)]);
+        const float* state = states.row(expanded_rows_[parent]);
         std::copy_n(state, hidden_size, parts_.parent_states.row(row));
     }
     run(builder_.level_rows(nodes), parts_.parent_states);
-    num_expanded_ = nodes.num_per_request;
+    owners_ = nodes.owners;
     expanded_rows_.resize(static_cast<std::size_t>(num_rows));
     for (int row = 0; row < num_rows; ++row) expanded_rows_[static_cast<std::size_t>(row)] = row;
 }

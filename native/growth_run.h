@@ -82,13 +82,13 @@ public:
     // Children of every expanded node, request by request. The child of a node at depth d stands at position
     // root + d + 1, which keys its noise.
     //
-    // path_tokens: draft tokens down to each node, [num_trees * nodes, depth].
+    // path_tokens: draft tokens down to each node, [num_nodes, depth].
     Proposals propose(int depth, const std::vector<std::int64_t>& path_tokens, int width, bool with_confidence);
 
     // Run the draft over nodes one level further down, which are the expanded ones from then on.
     //
-    // parent_places: place of each node's parent among the nodes its request had expanded, [num_trees * nodes].
-    void advance(const LevelNodes& nodes, const std::vector<int>& parent_places);
+    // parents: number of each node's parent among the nodes that were expanded before, [num_nodes].
+    void advance(const LevelNodes& nodes, const std::vector<int>& parents);
 
 private:
     std::vector<LogitRow> logit_rows(int depth, const std::vector<std::int64_t>& path_tokens) const;
@@ -99,8 +99,8 @@ private:
     const DraftBatch& batch_;
     const SamplingRequests& sampling_;
     DraftRowBuilder builder_;
-    int num_expanded_ = 0;            // per request
     std::vector<int> expanded_rows_;  // row of each expanded node in the last forward, request by request
+    std::vector<int> owners_;         // request of each expanded node
 };
 
 }  // namespace aquiline

@@ -39,10 +39,13 @@ void add_request(DraftBatch& self, std::vector<std::int64_t> block_ids, std::int
     self.add({std::move(block_ids), num_draft_rows, std::move(token_ids), row, max_depth});
 }
 
-void set_masks(DraftBatch& self, std::function<nb::object(int, const std::vector<std::int64_t>&)> ask) {
-    self.masks = [ask = std::move(ask)](int depth, const std::vector<std::int64_t>& path_tokens) {
+using MaskQuestion = std::function<nb::object(int, const std::vector<int>&, const std::vector<std::int64_t>&)>;
+
+void set_masks(DraftBatch& self, MaskQuestion question) {
+    self.masks = [ask = std::move(question)](int depth, const std::vector<int>& owners,
+                                             const std::vector<std::int64_t>& path_tokens) {
         const nb::gil_scoped_acquire locked;
-        const nb::object answer = ask(depth, path_tokens);
+        const nb::object answer = ask(depth, owners, path_tokens);
         return MaskRows{pointer<const std::uint32_t>(nb::cast<Address>(answer[0])),
                         nb::cast<std::vector<std::int64_t>>(answer[1])};
     };
@@ -62,9 +65,10 @@ void run_static(DraftGrowth& self, const DraftPlaces& places, const DraftBatch& 
     self.run_static(places, batch, sampling, tree, pointer<std::int64_t>(tokens));
 }
 
-void run_dynamic(DraftGrowth& self, const DraftPlaces& places, const DraftBatch& batch,
-                 const SamplingRequests& sampling, const DynamicShape& shape, const NodeArrays& out) {
-    self.run_dynamic(places, batch, sampling, shape, out);
+GrownSizes run_dynamic(DraftGrowth& self, const DraftPlaces& places, const DraftBatch& batch,
+                       const SamplingRequests& sampling, const DynamicShape& shape, const NodeArrays& out) {
+    const nb::gil_scoped_release unlocked;
+    return self.run_dynamic(places, batch, sampling, shape, out);
 }
 
 }  // namespace
@@ -75,9 +79,13 @@ void bind_draft(nb::module_& module) {
         .def_prop_ro("num_nodes", &StaticTree::num_nodes)
         .def_prop_ro("depth", &StaticTree::depth);
     nb::class_<DynamicShape>(module, "DynamicShape");
-    module.def("dynamic_shape", [](int steps, int topk, int num_draft_tokens) {
-        return DynamicShape{steps, topk, num_draft_tokens};
-    }, "steps"_a, "topk"_a, "num_draft_tokens"_a);
+    module.def("dynamic_shape", [](int steps, int topk, int num_draft_tokens, double least_survival) {
+        return DynamicShape{steps, topk, num_draft_tokens, least_survival};
+    }, "steps"_a, "topk"_a, "num_draft_tokens"_a, "least_survival"_a);
+    nb::class_<GrownSizes>(module, "GrownSizes")
+        .def_ro("row_counts", &GrownSizes::row_counts)
+        .def_ro("level_rows", &GrownSizes::level_rows)
+        .def_ro("survivals", &GrownSizes::survivals);
     nb::class_<NodeArrays>(module, "NodeArrays");
     module.def("node_arrays", [](Address tokens, Address parents, Address depths) {
         return NodeArrays{pointer<std::int64_t>(tokens), pointer<std::int64_t>(parents),
@@ -101,7 +109,7 @@ void bind_draft(nb::module_& module) {
     nb::class_<DraftGrowth>(module, "DraftGrowth")
         .def(nb::new_(&new_growth), "threads"_a, "forward"_a, "head"_a, "target_ids"_a, "feeds_head_inputs"_a)
         .def("run_static", run_static, nb::call_guard<nb::gil_scoped_release>())
-        .def("run_dynamic", run_dynamic, nb::call_guard<nb::gil_scoped_release>());
+        .def("run_dynamic", run_dynamic);
 }
 
 }  // namespace aquiline

@@ -21,9 +21,10 @@ struct MaskRows {
     }
 };
 
-// Asks what may follow nodes of one depth, given the draft tokens down to each: [num_nodes, depth]. What it returns stays
-// as it is until the next question.
-using MaskSource = std::function<MaskRows(int depth, const std::vector<std::int64_t>& path_tokens)>;
+// Asks what may follow nodes of one depth, given the request of each and the draft tokens down to it: [num_nodes, depth].
+// What it returns stays as it is until the next question.
+using MaskSource = std::function<MaskRows(int depth, const std::vector<int>& owners,
+                                          const std::vector<std::int64_t>& path_tokens)>;
 
 // out = row, and minus infinity for forbidden tokens. Returns whether anything is left; where nothing is, `out` holds
 // anything.

@@ -102,6 +102,10 @@ def test_off_and_auto_have_no_shape() -> None:
 def test_dynamic_fills_in_what_is_not_given() -> None:
     assert parse_speculation("dynamic:steps=3,topk=2,nodes=9").shape == DynamicTree(3, 2, 9)
     assert parse_speculation("dynamic:nodes=9").shape == DynamicTree(5, 4, 9)
+    sparse = parse_speculation("dynamic:survival=0.1,steps=3,topk=2,nodes=9").shape
+    assert isinstance(sparse, DynamicTree) and sparse == DynamicTree(3, 2, 9, 0.1)
+    assert sparse.truncated(2) == DynamicTree(2, 2, 2, 0.1)
+    assert parse_speculation("dynamic:nodes=9,survival=0").shape == DynamicTree(5, 4, 9)
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 40), st.integers(1, 40))
@@ -160,6 +164,12 @@ def test_the_largest_shapes_are_accepted() -> None:
         "dynamic:depth=2",
         "dynamic:steps=1,topk=2,nodes=3",
         "dynamic:topk=33",
+        "dynamic:survival=",
+        "dynamic:survival=1",
+        "dynamic:survival=1.5",
+        "dynamic:survival=-0.1",
+        "dynamic:survival=nan",
+        "dynamic:survival=0.1,survival=0.2",
         "eagle:4",
     ],
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -102,7 +103,7 @@ class GrowthContext:
             parents=torch.where(is_valid, parents, -1),
             depths=depths,
             is_valid=is_valid,
-            max_depth=shape.depth,
+            max_depth=min(shape.depth, tokens.shape[1] - 1),
             max_children=max_children(shape),
             row_counts=None if self.held_nodes is None else tuple(self.held_nodes),
             draft_log_probs=draft_log_probs,
@@ -181,17 +182,28 @@ def grow_dynamic_tree(context: GrowthContext, shape: DynamicTree, roots: DraftSt
     A node's value is the sum of the log-confidences on its path. Confidence is at most 1, so no child is worth more
     than its parent, and with ties going to the earlier candidate the kept nodes always form a tree. The frontier node j
     of level d uses scratch place (d - 1) * topk + j.
+
+    Unlikely nodes run through the draft like all others, worth nothing, and are left out in the end: no level waits for
+    a device to say how many there are.
     """
     topk, num_reqs = shape.topk, context.num_reqs
-    levels = [_first_level(context, context.propose(roots.head_inputs, 0), topk)]
+    levels = [_without_unlikely(context, shape, _first_level(context, context.propose(roots.head_inputs, 0), topk))]
     frontier = _first_frontier(levels[0], roots.hidden_states)
     for depth in range(1, shape.steps):
         states = context.run(frontier.tokens, frontier.hidden_states, frontier.places, depth)
         proposal = context.propose(states.head_inputs, depth, frontier.path_tokens)
         first_index = topk + (depth - 1) * topk * topk  # of the candidates of the next level
-        levels.append(_next_level(context, proposal, frontier, depth + 1))
+        levels.append(_without_unlikely(context, shape, _next_level(context, proposal, frontier, depth + 1)))
         frontier = _next_frontier(frontier, levels[-1], states.hidden_states.view(num_reqs, topk, -1), first_index)
     return _rerank(context, shape, _Candidates.joined(levels))
+
+
+def _without_unlikely(context: GrowthContext, shape: DynamicTree, level: _Candidates) -> _Candidates:
+    """A level in which nodes that may not be kept are worth nothing, and so their children too."""
+    if shape.least_survival == 0.0:
+        return level
+    may_be_kept = (level.values >= math.log(shape.least_survival)) & (level.depths <= context.max_depths.unsqueeze(1))
+    return replace(level, values=level.values.where(may_be_kept, -math.inf))
 
 
 @dataclass(frozen=True)
@@ -264,15 +276,50 @@ def _rerank(context: GrowthContext, shape: DynamicTree, candidates: _Candidates)
         new parent     0   0   -   1
     """
     kept = largest(candidates.values, shape.num_draft_tokens).sort(dim=1).values  # [num_reqs, num_draft_tokens]
+    is_empty = torch.zeros_like(kept, dtype=torch.bool)
+    if shape.least_survival > 0.0:
+        is_empty = candidates.values.gather(1, kept) == -math.inf
+        kept = kept.gather(1, is_empty.to(torch.int8).argsort(dim=1, stable=True))  # empty places come last
+        is_empty = is_empty.sort(dim=1).values
     num_reqs, num_kept = kept.shape
     new_number = torch.zeros(num_reqs, candidates.tokens.shape[1] + 1, dtype=torch.long, device=kept.device)
     order = torch.arange(1, num_kept + 1, device=kept.device).expand(num_reqs, -1)
     new_number.scatter_(1, kept, order)  # the spare last entry stays 0: children of the root have parent -1
     parents = new_number.gather(1, candidates.parents.gather(1, kept) % new_number.shape[1])
     root = torch.zeros_like(context.root_tokens).unsqueeze(1)
-    return context.tree(
+    tree = context.tree(
         shape,
         torch.cat((context.root_tokens.unsqueeze(1), candidates.tokens.gather(1, kept)), dim=1),
         torch.cat((root - 1, parents), dim=1),
         torch.cat((root, candidates.depths.gather(1, kept)), dim=1),
     )
+    values = torch.cat((torch.zeros_like(candidates.values[:, :1]), candidates.values.gather(1, kept)), dim=1)
+    if shape.least_survival > 0.0:
+        tree = _with_empty_places(tree, torch.cat((root > 0, is_empty), dim=1))
+    return _with_figures(shape, tree, values) if values.device.type == "cpu" else tree
+
+
+def _with_empty_places(tree: DraftTree, is_empty: Tensor) -> DraftTree:
+    return replace(
+        tree,
+        tokens=tree.tokens.where(~is_empty, 0),
+        parents=tree.parents.where(~is_empty, -1),
+        depths=tree.depths.where(~is_empty, 1),
+        is_valid=tree.is_valid & ~is_empty,
+    )
+
+
+def _with_figures(shape: DynamicTree, tree: DraftTree, values: Tensor) -> DraftTree:
+    """The tree without places that no request fills, and with what the host knows of it.
+
+    Args:
+        values: of all nodes, [num_reqs, num_nodes].
+    """
+    num_reqs = len(tree.tokens)
+    level_rows = (num_reqs, *[num_reqs * shape.topk] * (shape.steps - 1))
+    counts = [tree.num_nodes] * num_reqs
+    if shape.least_survival > 0.0:
+        counts = tree.is_valid.sum(dim=1).tolist()
+        tree = tree.narrowed(counts)
+    survivals = tuple(tuple(map(math.exp, own[:count])) for own, count in zip(values.tolist(), counts, strict=True))
+    return replace(tree, survivals=survivals, level_rows=level_rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,9 +17,9 @@ from aquiline.engine.tree_grower import DraftWork
 from aquiline.kernels.cpu.extension import native
 from aquiline.kernels.reference.sampling import TokenMasks
 from aquiline.models.native_eagle import NativeEagle
-from aquiline.models.native_growth import NativeGrowth
+from aquiline.models.native_growth import GrownNodes, NativeGrowth
 from aquiline.request import Request
-from aquiline.speculation import StaticTree, max_children
+from aquiline.speculation import DynamicTree, StaticTree, max_children
 
 if TYPE_CHECKING:
     from aquiline.kernels.cpu import _native
@@ -35,6 +35,28 @@ class _NodePlaces:
     depths: Tensor  # [num_trees, num_nodes]
     is_valid: Tensor  # [num_trees, num_nodes]
     row_counts: tuple[int, ...] | None = None
+    survivals: tuple[tuple[float, ...], ...] | None = None
+    level_rows: tuple[int, ...] | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        return self.parents.shape[1]
+
+    @classmethod
+    def of_grown(cls, grown: GrownNodes, shape: DynamicTree, max_depths: Sequence[int]) -> _NodePlaces:
+        """Of dynamic trees, without the nodes below each request's limit."""
+        survivals, level_rows = grown.survivals, grown.level_rows
+        if shape.least_survival > 0.0:
+            width = max(grown.row_counts, default=1)
+            parents, depths = grown.parents[:, :width], grown.depths[:, :width]
+            is_valid = parents >= 0
+            is_valid[:, 0] = True
+            return cls(parents, depths, is_valid, grown.row_counts, survivals, level_rows)
+        places = cls.of(grown.parents, grown.depths)
+        if min(max_depths, default=shape.depth) < shape.depth:
+            places = places._cut(max_depths)
+            survivals = tuple(own[:count] for own, count in zip(survivals, places.row_counts or (), strict=True))
+        return replace(places, survivals=survivals, level_rows=level_rows)
 
     @classmethod
     def of(cls, parents: Tensor, depths: Tensor) -> _NodePlaces:
@@ -45,8 +67,7 @@ class _NodePlaces:
         is_valid = torch.arange(self.depths.shape[1]) < torch.tensor(held).unsqueeze(1)
         return _NodePlaces(self.parents.where(is_valid, -1), self.depths, is_valid, tuple(held))
 
-    def cut(self, max_depths: list[int]) -> _NodePlaces:
-        """The same of dynamic trees without the nodes below each request's limit."""
+    def _cut(self, max_depths: Sequence[int]) -> _NodePlaces:
         is_valid = self.depths <= torch.tensor(max_depths).unsqueeze(1)
         places = torch.arange(1, is_valid.shape[1] + 1)
         row_counts = tuple((places * is_valid).amax(dim=1).tolist())  # up to the last node that stays
@@ -61,11 +82,15 @@ class _LevelMasks:
         self._requests = requests
         self._masks: TokenMasks | None = None
 
-    def __call__(self, depth: int, path_tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Where the masks lie, and the mask of every node; both stay until the next call."""
-        num_nodes = len(path_tokens) // depth if depth else len(self._requests)
-        paths = [path_tokens[node * depth : (node + 1) * depth] for node in range(num_nodes)]
-        self._masks = self._guidance.masks_of(self._requests, paths)
+    def __call__(self, depth: int, owners: Sequence[int], path_tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """Where the masks lie, and the mask of every node; both stay until the next call.
+
+        Args:
+            owners: which of the requests each node belongs to.
+            path_tokens: down to each node, [num_nodes, depth].
+        """
+        paths = [path_tokens[node * depth : (node + 1) * depth] for node in range(len(owners))]
+        self._masks = self._guidance.masks_of([self._requests[owner] for owner in owners], paths)
         return (0, []) if self._masks is None else (self._masks.bits.data_ptr(), self._masks.rows.tolist())
 
 
@@ -107,25 +132,25 @@ class NativeGrower:
             places = self._static_places(shape, work.num_trees)
         else:
             grown = self._growth.grow_dynamic(batch, sampling, shape)
-            tokens, places = grown.tokens, _NodePlaces.of(grown.parents, grown.depths)
+            places = _NodePlaces.of_grown(grown, shape, [s.grown_depth for s in work.tree_requests])
+            tokens = grown.tokens[:, : places.num_nodes]
         return self._tree(work, tokens, places) if work.num_trees else None
 
     def _tree(self, work: DraftWork, tokens: Tensor, places: _NodePlaces) -> DraftTree:
         shape = work.shape
         held = work.held_nodes()
-        max_depths = [scheduled.grown_depth for scheduled in work.tree_requests]
         if held is not None:
             places = places.first(held)
-        elif min(max_depths) < shape.depth:
-            places = places.cut(max_depths)
         return DraftTree(
             tokens=tokens,
             parents=places.parents,
             depths=places.depths,
             is_valid=places.is_valid,
-            max_depth=shape.depth,
+            max_depth=min(shape.depth, places.num_nodes - 1),
             max_children=max_children(shape),
             row_counts=places.row_counts,
+            survivals=places.survivals,
+            level_rows=places.level_rows,
             draft_to_target_ids=self._growth.draft_to_target_ids,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,10 @@ class DraftTree:
         row_counts: places of each request that the target computes, the root included; None: all of them.
         grown_counts: places of each request that the draft model filled, the root included; the nodes behind them were
             looked up. None: all of them.
+        survivals: of every grown node of each request in node order, the root (1.0) included: the product of the
+            draft's confidences down to it. As many as there are grown places with rows. None: the host does not know
+            them, or confidence did not shape all trees.
+        level_rows: nodes that the draft proposed children of, by depth, the roots (one a tree) first; None: likewise.
         draft_log_probs: [num_reqs, num_nodes, draft_vocab] float32, what each node's children were drawn from (nodes
             without children may hold anything); needed by the multi-round rule only.
         draft_to_target_ids: [draft_vocab] int64; None: the draft has the target's vocabulary.
@@ -46,6 +51,8 @@ class DraftTree:
     max_children: int
     row_counts: tuple[int, ...] | None = None
     grown_counts: tuple[int, ...] | None = None
+    survivals: tuple[tuple[float, ...], ...] | None = None
+    level_rows: tuple[int, ...] | None = None
     draft_log_probs: Tensor | None = None
     draft_to_target_ids: Tensor | None = None
 
@@ -68,6 +75,21 @@ class DraftTree:
             draft_log_probs=None if self.draft_log_probs is None else pad(self.draft_log_probs, (0, 0, 0, missing)),
         )
 
+    def narrowed(self, row_counts: Sequence[int]) -> DraftTree:
+        """The same trees of which the first so many places hold nodes, without places that none of them uses."""
+        width = max(row_counts)
+        log_probs = self.draft_log_probs
+        return replace(
+            self,
+            tokens=self.tokens[:, :width],
+            parents=self.parents[:, :width],
+            depths=self.depths[:, :width],
+            is_valid=self.is_valid[:, :width],
+            max_depth=min(self.max_depth, width - 1),
+            row_counts=tuple(row_counts),
+            draft_log_probs=None if log_probs is None else log_probs[:, :width],
+        )
+
     def with_bare_roots(self, roots: Sequence[int]) -> DraftTree:
         """These trees, and behind them one of each of the given root tokens alone."""
         if not roots:
@@ -88,6 +110,7 @@ class DraftTree:
             is_valid=torch.cat((self.is_valid, is_root)),
             row_counts=None if self.row_counts is None else self.row_counts + bare,
             grown_counts=None if self.grown_counts is None else self.grown_counts + bare,
+            survivals=None if self.survivals is None else self.survivals + ((1.0,),) * len(roots),
             draft_log_probs=log_probs,
         )
 
@@ -113,9 +136,21 @@ def joined_trees(trees: Sequence[DraftTree]) -> DraftTree | None:
         max_depth=max(tree.max_depth for tree in wide),
         max_children=max(tree.max_children for tree in wide),
         row_counts=tuple(row_counts),
+        survivals=_joined_survivals(trees),
+        level_rows=_summed_level_rows(trees),
         draft_log_probs=_joined_log_probs(wide),
         draft_to_target_ids=trees[0].draft_to_target_ids,
     )
+
+
+def _joined_survivals(trees: Sequence[DraftTree]) -> tuple[tuple[float, ...], ...] | None:
+    parts = [tree.survivals for tree in trees if tree.survivals is not None]
+    return tuple(itertools.chain(*parts)) if len(parts) == len(trees) else None
+
+
+def _summed_level_rows(trees: Sequence[DraftTree]) -> tuple[int, ...] | None:
+    parts = [tree.level_rows for tree in trees if tree.level_rows is not None]
+    return tuple(map(sum, itertools.zip_longest(*parts, fillvalue=0))) if len(parts) == len(trees) else None
 
 
 def _joined_log_probs(trees: Sequence[DraftTree]) -> Tensor | None:

@@ -80,8 +80,16 @@ class TreeMerger:
             max_children=width - 1,
             row_counts=tuple(len(nodes.tokens) for nodes in trees),
             grown_counts=grown_counts,
+            survivals=None if grown is None else _with_bare_roots(grown.survivals, len(trees)),
+            level_rows=None if grown is None else grown.level_rows,
             draft_to_target_ids=None if grown is None else grown.draft_to_target_ids,
         )
+
+
+def _with_bare_roots(
+    survivals: tuple[tuple[float, ...], ...] | None, num_trees: int
+) -> tuple[tuple[float, ...], ...] | None:
+    return None if survivals is None else survivals + ((1.0,),) * (num_trees - len(survivals))
 
 
 class _HostNodes:

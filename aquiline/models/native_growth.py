@@ -25,11 +25,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GrownNodes:
-    """Trees of one size; node 0 is the root."""
+    """Trees of one size; node 0 is the root.
 
-    tokens: Tensor  # [num_trees, num_nodes]
-    parents: Tensor  # [num_trees, num_nodes], -1 for the root
-    depths: Tensor  # [num_trees, num_nodes]
+    Attributes:
+        tokens, depths: [num_trees, num_nodes]
+        parents: [num_trees, num_nodes], -1 for the root.
+        row_counts: places of each tree that hold nodes, the root's included; behind them stands parent -1.
+        survivals: of those nodes, the product of the confidences from the root down.
+        level_rows: nodes that the draft proposed children of, by depth, the roots first.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    row_counts: tuple[int, ...]
+    survivals: tuple[tuple[float, ...], ...]
+    level_rows: tuple[int, ...]
 
 
 class NativeGrowth:
@@ -103,22 +114,27 @@ class NativeGrowth:
     def grow_dynamic(
         self, batch: _native.DraftBatch, sampling: _native.SamplingRequests, shape: DynamicTree
     ) -> GrownNodes:
-        """The same for trees that the draft's confidence shapes, whatever depth a request may have."""
-        size = (batch.num_trees, shape.num_draft_tokens + 1)
-        nodes = GrownNodes(*(torch.empty(size, dtype=torch.int64) for _ in range(3)))
+        """The same for trees that the draft's confidence shapes.
+
+        Without a least survival they grow to full depth, whatever depth a request may have.
+        """
+        tokens, parents, depths = torch.empty(
+            (3, batch.num_trees, shape.num_draft_tokens + 1), dtype=torch.int64
+        ).unbind()
         places = self._places_up_to(batch.last_position + shape.depth)
         module = native()
         try:
-            self._native.run_dynamic(
+            sizes = self._native.run_dynamic(
                 places,
                 batch,
                 sampling,
-                module.dynamic_shape(shape.steps, shape.topk, shape.num_draft_tokens),
-                module.node_arrays(nodes.tokens.data_ptr(), nodes.parents.data_ptr(), nodes.depths.data_ptr()),
+                module.dynamic_shape(shape.steps, shape.topk, shape.num_draft_tokens, shape.least_survival),
+                module.node_arrays(tokens.data_ptr(), parents.data_ptr(), depths.data_ptr()),
             )
         except ValueError as error:
             raise InvalidParameterError(str(error)) from None
-        return nodes
+        survivals = tuple(map(tuple, sizes.survivals))
+        return GrownNodes(tokens, parents, depths, tuple(sizes.row_counts), survivals, tuple(sizes.level_rows))
 
     def _places_up_to(self, last_position: int) -> _native.DraftPlaces:
         """Memory and rotary angles, which change only when a context outgrows the table."""

@@ -8,7 +8,16 @@ from aquiline.request import SamplingParams
 from tests.engine.workloads import END_TOKENS, Job
 from tests.tiny import TinySettings
 
-FIXED_MODES = ("off", "auto", "chain:1", "chain:4", "tree:3x2x1", "tree:4", "dynamic:steps=3,topk=2,nodes=6")
+FIXED_MODES = (
+    "off",
+    "auto",
+    "chain:1",
+    "chain:4",
+    "tree:3x2x1",
+    "tree:4",
+    "dynamic:steps=3,topk=2,nodes=6",
+    "dynamic:steps=4,topk=2,nodes=7,survival=0.02",
+)
 
 MAX_WIDTH = 10  # a path spells every rank as one digit
 

@@ -18,7 +18,9 @@ from tests.tiny import TinySettings, finish_all
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
-@pytest.mark.parametrize("mode", ["off", "chain:3", "dynamic:steps=2,topk=2,nodes=4"])
+@pytest.mark.parametrize(
+    "mode", ["off", "chain:3", "dynamic:steps=2,topk=2,nodes=4,survival=0.02", "dynamic:steps=2,topk=2,nodes=4"]
+)
 @pytest.mark.parametrize("at_step", [0, 1, 3])
 @pytest.mark.parametrize("aborted", ["0", "1"])
 def test_a_trace_callback_may_abort_any_request(mode: str, at_step: int, aborted: str) -> None:

@@ -77,7 +77,9 @@ def test_every_mode_answers_like_plain_decoding(mode: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4, 16])
-@pytest.mark.parametrize("mode", ["tree:3x2x1", "dynamic:steps=3,topk=2,nodes=6"])
+@pytest.mark.parametrize(
+    "mode", ["tree:3x2x1", "dynamic:steps=3,topk=2,nodes=6,survival=0.005", "dynamic:steps=3,topk=2,nodes=6"]
+)
 def test_accepted_runs_across_block_borders_change_nothing(mode: str, block_size: int) -> None:
     engine = make_engine(TinySettings(mode, block_size=block_size, num_blocks=64, check_consistency=True))
     jobs = [replace(job, params=replace(job.params, temperature=0)) for job in VARIED_JOBS]
@@ -102,7 +104,10 @@ def test_greedy_multi_round_requests_do_not_notice_random_neighbours() -> None:
     assert [answers(outputs[str(index)]) for index in range(2)] == [plain_answers(job) for job in greedy]
 
 
-@pytest.mark.parametrize("mode", ["off", "chain:3", "tree:3x2x1", "dynamic:steps=3,topk=2,nodes=6"])
+@pytest.mark.parametrize(
+    "mode",
+    ["off", "chain:3", "tree:3x2x1", "dynamic:steps=3,topk=2,nodes=6,survival=0.02", "dynamic:steps=3,topk=2,nodes=6"],
+)
 @pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix_cache", "no_prefix_cache"])
 def test_preempted_requests_answer_as_if_never_disturbed(mode: str, prefix_cache: bool) -> None:
     jobs = [
@@ -120,7 +125,9 @@ def test_preempted_requests_answer_as_if_never_disturbed(mode: str, prefix_cache
     assert_nothing_left(engine)
 
 
-@pytest.mark.parametrize("mode", ["off", "chain:3", "dynamic:steps=3,topk=2,nodes=6"])
+@pytest.mark.parametrize(
+    "mode", ["off", "chain:3", "dynamic:steps=3,topk=2,nodes=6,survival=0.02", "dynamic:steps=3,topk=2,nodes=6"]
+)
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_later_turns_find_earlier_ones_and_answer_the_same(mode: str, block_size: int) -> None:
     engine = make_engine(TinySettings(mode, block_size=block_size, check_consistency=True))

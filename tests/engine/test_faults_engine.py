@@ -28,7 +28,13 @@ from tests.engine.workloads import (
 from tests.tiny import EOS, ScriptedDrafter, TinySettings
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-MODES = ["off", "chain:4", "tree:3x2x1", "dynamic:steps=3,topk=2,nodes=6"]
+MODES = [
+    "off",
+    "chain:4",
+    "tree:3x2x1",
+    "dynamic:steps=3,topk=2,nodes=6,survival=0.02",
+    "dynamic:steps=3,topk=2,nodes=6",
+]
 
 
 def scripted(settings: TinySettings, jobs: list[Job], period: int = 0) -> Engine:

@@ -187,7 +187,7 @@ def test_a_dynamic_tree_keeps_the_most_valuable_nodes(steps: int, topk: int, see
     tree = grow_dynamic_tree(context, shape, states)
     assert tree.tokens[:, 0].tolist() == roots
     assert tree.num_nodes == shape.num_draft_tokens + 1
-    assert (tree.max_depth, tree.max_children) == (steps, topk)
+    assert (tree.max_depth, tree.max_children) == (min(steps, shape.num_draft_tokens), topk)
     for request, root in enumerate(roots):
         assert tokens_on_paths(tree, request) == expected_dynamic_tree(draft, root, shape)
         parents, depths = tree.parents[request].tolist(), tree.depths[request].tolist()
@@ -195,6 +195,42 @@ def test_a_dynamic_tree_keeps_the_most_valuable_nodes(steps: int, topk: int, see
         assert all(parents[node] < node for node in range(1, tree.num_nodes))
         assert all(depths[node] == depths[parents[node]] + 1 for node in range(1, tree.num_nodes))
     assert len(draft.forwards) == steps - 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.integers(1, 4),
+    least_survival=st.floats(1e-6, 0.9),
+    limits=st.lists(st.integers(1, 5), min_size=2, max_size=2),
+    num_nodes=st.integers(1, 30),
+    seed=st.integers(0, 1000),
+)
+def test_what_is_kept_of_a_full_tree_is_likely(
+    steps: int, least_survival: float, limits: list[int], num_nodes: int, seed: int
+) -> None:
+    topk, draft, roots = 3, table_draft(seed), [2, 8]
+    full = DynamicTree(steps, topk, topk + (steps - 1) * topk**2)
+    whole = grow_dynamic_tree(*_dynamic(draft, roots, [steps] * 2, full))
+    shape = DynamicTree(steps, topk, min(num_nodes, full.num_draft_tokens), least_survival)
+    tree = grow_dynamic_tree(*_dynamic(draft, roots, limits, shape))
+    assert whole.survivals is not None and tree.survivals is not None and tree.row_counts is not None
+    assert tree.num_nodes == max(tree.row_counts)
+    for request, limit in enumerate(limits):
+        survivals = list(zip(whole.survivals[request], whole.depths[request].tolist(), strict=True))
+        likely = [survival for survival, depth in survivals[1:] if survival >= least_survival and depth <= limit]
+        kept = tree.survivals[request]
+        assert kept[0] == 1.0 and len(kept) == tree.row_counts[request]
+        assert sorted(kept[1:], reverse=True) == sorted(likely, reverse=True)[: shape.num_draft_tokens]
+        paths = tokens_on_paths(tree, request)
+        assert len(paths) == len(kept) - 1
+        assert paths <= tokens_on_paths(whole, request)
+
+
+def _dynamic(
+    draft: TableDraft, roots: list[int], max_depths: list[int], shape: DynamicTree
+) -> tuple[GrowthContext, DynamicTree, DraftStates]:
+    context, states = growth_context(draft, roots, max_depths)
+    return context, shape, states
 
 
 @pytest.mark.parametrize("num_nodes", [1, 4, 11])

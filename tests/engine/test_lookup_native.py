@@ -33,7 +33,10 @@ def looking_up(quantization: str, speculate: str, has_draft: bool) -> Engine:
 
 @pytest.mark.parametrize("has_draft", [True, False], ids=["draft", "no_draft"])
 @pytest.mark.parametrize("quantization", ["none", "int4"])
-@pytest.mark.parametrize("speculate", ["auto", "chain:3", "tree:3x2x1", "dynamic:steps=3,topk=3,nodes=8"])
+@pytest.mark.parametrize(
+    "speculate",
+    ["auto", "chain:3", "tree:3x2x1", "dynamic:steps=3,topk=3,nodes=8,survival=0.02", "dynamic:steps=3,topk=3,nodes=8"],
+)
 def test_lookup_on_native_kernels_changes_no_token(quantization: str, speculate: str, has_draft: bool) -> None:
     plain = token_ids(run_prompts(native_engine(quantization, "off", 1), PROMPTS, PARAMS))
     outputs = run_prompts(looking_up(quantization, speculate, has_draft), PROMPTS, PARAMS)

@@ -71,7 +71,10 @@ def native_engine(
 
 @pytest.mark.parametrize("kv_cache_dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-@pytest.mark.parametrize("speculate", ["chain:3", "tree:3x2x1", "dynamic:steps=3,topk=3,nodes=8"])
+@pytest.mark.parametrize(
+    "speculate",
+    ["chain:3", "tree:3x2x1", "dynamic:steps=3,topk=3,nodes=8,survival=0.02", "dynamic:steps=3,topk=3,nodes=8"],
+)
 def test_speculation_on_native_kernels_changes_no_token(
     quantization: str, speculate: str, kv_cache_dtype: KVCacheDtype
 ) -> None:
@@ -116,7 +119,10 @@ def test_no_instruction_set_changes_a_token_by_speculation(
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-@pytest.mark.parametrize("speculate", ["chain:3", "tree:3x2x1", "dynamic:steps=3,topk=3,nodes=8"])
+@pytest.mark.parametrize(
+    "speculate",
+    ["chain:3", "tree:3x2x1", "dynamic:steps=3,topk=3,nodes=8,survival=0.02", "dynamic:steps=3,topk=3,nodes=8"],
+)
 def test_no_parameter_makes_a_difference_between_speculation_and_none(quantization: str, speculate: str) -> None:
     """Together and speculating, or plainly and one by one."""
     prompts = [(7, number, 3) for number in range(len(RULES))]

@@ -132,7 +132,9 @@ def poison(layers: list[KVLayer], slots: list[int]) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(
-    mode=st.sampled_from(["off", "chain:3", "tree:3x2", "dynamic:steps=2,topk=3,nodes=5"]),
+    mode=st.sampled_from(
+        ["off", "chain:3", "tree:3x2", "dynamic:steps=2,topk=3,nodes=5", "dynamic:steps=3,topk=3,nodes=8,survival=0.02"]
+    ),
     kind=st.sampled_from(DRAFT_KINDS),
     block_size=st.sampled_from([1, 4, 16]),
     max_num_batched_tokens=st.sampled_from([3, 7, 64]),

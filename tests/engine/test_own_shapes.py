@@ -34,7 +34,16 @@ from tests.engine.workloads import (
 from tests.tiny import TinySettings, run_prompts, token_ids
 
 # None of them takes more than the 9 scratch places of the narrowest engine here.
-OWN_MODES = ("auto", "off", "chain:1", "chain:3", "tree:2x2", "paths:0,1,00,000", "dynamic:steps=3,topk=3,nodes=8")
+OWN_MODES = (
+    "auto",
+    "off",
+    "chain:1",
+    "chain:3",
+    "tree:2x2",
+    "paths:0,1,00,000",
+    "dynamic:steps=3,topk=3,nodes=8",
+    "dynamic:steps=3,topk=3,nodes=8,survival=0.02",
+)
 ENGINE_MODES = ("auto", "tree:3x2", "dynamic:steps=3,topk=3,nodes=8")
 
 

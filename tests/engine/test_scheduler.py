@@ -183,7 +183,9 @@ class TestFairness:
         simulator.scheduler.add(Job(PROMPT[:2]).request("short", 9))
         assert simulator.step().tree.num_draft_tokens == 6
 
-    @pytest.mark.parametrize("shape", ["tree:2x1", "dynamic:steps=3,topk=2,nodes=5"])
+    @pytest.mark.parametrize(
+        "shape", ["tree:2x1", "dynamic:steps=3,topk=2,nodes=5,survival=0.02", "dynamic:steps=3,topk=2,nodes=5"]
+    )
     def test_the_tree_goes_when_the_roots_leave_no_room(self, shape: str) -> None:
         simulator = Simulator(Limits(max_num_seqs=4, max_num_batched_tokens=4, speculate=shape))
         add(simulator, *[Job((index % 3, 1), max_tokens=30) for index in range(4)])

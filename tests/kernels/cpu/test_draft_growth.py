@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from aquiline.errors import InvalidParameterError
@@ -14,7 +18,7 @@ from aquiline.kernels.cpu.extension import native
 from aquiline.models.native_eagle import NativeEagle
 from aquiline.models.native_growth import NativeGrowth
 from aquiline.request import SamplingParams
-from aquiline.speculation import StaticTree, TreeShape, parse_speculation
+from aquiline.speculation import DynamicTree, StaticTree, TreeShape, parse_speculation
 from tests.kernels.cpu.growth_case import LAYOUT, Grown, GrowthCase, Progress, native_draft
 from tests.kernels.cpu.levels import with_levels
 from tests.tiny import VOCAB
@@ -23,6 +27,11 @@ pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
 
 STATIC = ("chain:1", "chain:4", "tree:4x2x1", "paths:0,1,00,01,10,000,100")
 DYNAMIC = ("dynamic:steps=1,topk=3,nodes=2", "dynamic:steps=4,topk=3,nodes=9", "dynamic:steps=3,topk=4,nodes=36")
+SPARSE = (
+    "dynamic:steps=4,topk=3,nodes=9,survival=0.0001",
+    "dynamic:steps=4,topk=3,nodes=9,survival=0.03",
+    "dynamic:steps=3,topk=4,nodes=36,survival=0.001",
+)
 GREEDY = SamplingParams(temperature=0)
 PARAMS = {
     "greedy": [GREEDY] * 4,
@@ -62,8 +71,12 @@ def parsed(text: str) -> TreeShape:
     return shape
 
 
-def assert_equal(mine: Grown, expected: Grown) -> None:
-    """Trees agree in every node that a request may have, K/V in every page and in all scratch that both wrote."""
+def assert_equal(mine: Grown, expected: Grown, are_places_shared: bool = True) -> None:
+    """Trees agree in every node that a request may have, K/V in every page and in all scratch that both wrote.
+
+    Args:
+        are_places_shared: both give the same scratch places to the same nodes.
+    """
     assert mine.tree is not None and expected.tree is not None
     valid = expected.tree.is_valid
     assert mine.tree.is_valid.tolist() == valid.tolist()
@@ -71,9 +84,13 @@ def assert_equal(mine: Grown, expected: Grown) -> None:
     assert mine.tree.depths[valid].tolist() == expected.tree.depths[valid].tolist()
     assert mine.tree.tokens[valid].tolist() == expected.tree.tokens[valid].tolist()
     assert (mine.tree.max_depth, mine.tree.max_children) == (expected.tree.max_depth, expected.tree.max_children)
+    assert mine.tree.row_counts == expected.tree.row_counts or expected.tree.row_counts is None
     for own, other in ((mine.keys, expected.keys), (mine.values, expected.values)):
         own, other = own[:, : LAYOUT.padding_slot], other[:, : LAYOUT.padding_slot]
-        assert torch.equal(own.nan_to_num(), other.nan_to_num())
+        if are_places_shared:
+            assert torch.equal(own.nan_to_num(), other.nan_to_num())
+        else:
+            assert torch.equal(own[:, : LAYOUT.num_page_slots], other[:, : LAYOUT.num_page_slots])
         assert not own[:, : LAYOUT.num_page_slots].isnan().any()
 
 
@@ -82,6 +99,77 @@ def assert_equal(mine: Grown, expected: Grown) -> None:
 def test_one_call_grows_what_the_levels_grow_one_by_one(speculate: str, params: str) -> None:
     draft, shape = native_draft(), parsed(speculate)
     assert_equal(case(params).grow(draft, shape, True), case(params).grow(draft, shape, False))
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("speculate", SPARSE)
+def test_trees_without_unlikely_nodes_are_the_same(speculate: str, params: str) -> None:
+    draft, shape = native_draft(), parsed(speculate)
+    mine, expected = (case(params).grow(draft, shape, natively) for natively in (True, False))
+    assert_equal(mine, expected, are_places_shared=False)
+    assert_survivals_agree(mine, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=st.integers(1, 4),
+    topk=st.integers(1, 4),
+    least_survival=st.sampled_from((1e-9, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.6)),
+    params=st.sampled_from(sorted(PARAMS)),
+    limits=st.lists(st.integers(1, 6), min_size=3, max_size=3),
+    data=st.data(),
+)
+def test_any_threshold_keeps_the_same_nodes(
+    steps: int, topk: int, least_survival: float, params: str, limits: list[int], data: st.DataObject
+) -> None:
+    nodes = data.draw(st.integers(1, topk + (steps - 1) * topk**2))
+    situation = case(params)
+    situation = GrowthCase(
+        [replace(own, max_depth=limit) for own, limit in zip(situation.progress, [*limits, 0], strict=True)]
+    )
+    shape = DynamicTree(steps, topk, nodes, least_survival)
+    mine, expected = (situation.grow(native_draft_once(), shape, natively) for natively in (True, False))
+    assert_equal(mine, expected, are_places_shared=False)
+    assert_survivals_agree(mine, expected)
+    tree = mine.tree
+    assert tree is not None and tree.row_counts is not None and tree.level_rows is not None
+    assert tree.is_valid.sum(dim=1).tolist() == list(tree.row_counts)
+    assert tree.num_nodes == max(tree.row_counts)
+    assert all(int(tree.depths[index].max()) <= max(1, limit) for index, limit in enumerate(limits))
+    assert tree.level_rows[0] == 3 and all(0 < rows <= 3 * topk for rows in tree.level_rows[1:])
+    assert len(tree.level_rows) <= min(steps, max(limits))
+
+
+@functools.cache
+def native_draft_once() -> NativeEagle:
+    return native_draft()
+
+
+def assert_survivals_agree(mine: Grown, expected: Grown) -> None:
+    assert mine.tree is not None and expected.tree is not None
+    assert mine.tree.survivals is not None and expected.tree.survivals is not None
+    assert mine.tree.row_counts == tuple(map(len, mine.tree.survivals))
+    for own, other in zip(mine.tree.survivals, expected.tree.survivals, strict=True):
+        assert own == pytest.approx(other, rel=1e-4)
+
+
+def test_where_nothing_is_likely_a_tree_is_its_root() -> None:
+    mine = case().grow(native_draft(), DynamicTree(4, 3, 9, 0.99), True).tree
+    assert mine is not None
+    assert (mine.num_nodes, mine.max_depth, mine.row_counts) == (1, 0, (1, 1, 1))
+    assert (mine.survivals, mine.level_rows) == (((1.0,),) * 3, (3,))
+
+
+def test_full_trees_tell_what_their_nodes_are_worth() -> None:
+    mine, expected = (case().grow(native_draft(), DynamicTree(3, 3, 9), natively) for natively in (True, False))
+    assert mine.tree is not None and expected.tree is not None
+    assert mine.tree.survivals is not None and expected.tree.survivals is not None
+    assert mine.tree.level_rows == expected.tree.level_rows == (3, 9, 9)
+    for own, other, count in zip(
+        mine.tree.survivals, expected.tree.survivals, mine.tree.row_counts or [10] * 3, strict=True
+    ):
+        assert len(own) == count
+        assert own == pytest.approx(other[:count], rel=1e-4)
 
 
 @with_levels
@@ -106,8 +194,8 @@ def test_a_head_of_the_first_kind() -> None:
 
 def test_memory_and_features_may_be_float32() -> None:
     draft, shape = native_draft(), parsed("tree:3x2")
-    grown = [case(dtype=torch.float32).grow(draft, shape, natively) for natively in (True, False)]
-    assert_equal(*grown)
+    mine, expected = (case(dtype=torch.float32).grow(draft, shape, natively) for natively in (True, False))
+    assert_equal(mine, expected)
 
 
 def test_nodes_may_stand_in_any_order_behind_their_parents() -> None:

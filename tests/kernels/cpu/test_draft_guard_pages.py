@@ -36,7 +36,11 @@ def run_growth(quantization: str, dtype: torch.dtype) -> None:
     ]
     growth = NativeGrowth(draft, native().SlotRegions(20, 4, 2, 12), memory)
     shape = tree_from_branching([2, 1, 1, 1])
-    for tree in (native().StaticTree(list(shape.parents), list(shape.ranks)), DynamicTree(4, 3, 20)):
+    for tree in (
+        native().StaticTree(list(shape.parents), list(shape.ranks)),
+        DynamicTree(4, 3, 20),
+        DynamicTree(4, 3, 20, 1e-4),
+    ):
         features = guarded(torch.cat(case.features))
         batch = growth.new_batch(features)
         batch.add(list(range(8)), 27, case.requests[0].token_ids[28:32], 1, 4)
