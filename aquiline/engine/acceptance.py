@@ -28,7 +28,7 @@ from aquiline.engine.acceptance_prior import (
 )
 from aquiline.engine.cut_tally import CutTally, CutTree, CutTrials
 from aquiline.request import Request
-from aquiline.speculation import StaticTree
+from aquiline.speculation import DynamicTree, StaticTree
 
 # Trials of the shared estimate fade with this half-life, so that it follows the traffic.
 FADING = 0.5 ** (1 / 800)
@@ -240,8 +240,8 @@ class AcceptanceEstimator:
             path.count += 1
             table.num_observed += 1
 
-    def observe_cut(self, request_id: str, least_survival: float, tree: CutTree, is_usual: bool = True) -> None:
-        """Learn from a tree that was cut at a threshold; `refresh` of the tally makes it count.
+    def observe_cut(self, request_id: str, shape: DynamicTree, tree: CutTree, is_usual: bool = True) -> None:
+        """Learn from a tree that was cut where `shape` says; `refresh` of the tally makes it count.
 
         Args:
             is_usual: as in `observe`.
@@ -255,7 +255,7 @@ class AcceptanceEstimator:
                 tally.count_trials(hits, sum(chances))
             own.add(len(chances), hits, sum(chances), tally.hit_rate)
         if is_usual:
-            tally.observe(least_survival, tree)
+            tally.observe(shape.least_survival, shape.steps, tree)
 
     def _own_of(self, request_id: str) -> _OwnTrials:
         own = self._own.get(request_id)

@@ -1,4 +1,4 @@
-"""The choices of a step whose trees end where the draft has no confidence: plain decoding, and every threshold."""
+"""The choices of a step whose trees end where the draft has no confidence: plain decoding, thresholds and depths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aquiline.engine.acceptance import NUM_KINDS, SKILLS, USUAL_SKILL
 from aquiline.engine.acceptance_prior import RequestClass
-from aquiline.engine.cut_tally import DEEPEST, FIRST_LEVEL, GAIN, HELD, MOST_NODES, NODES, THRESHOLDS, WIDEST
+from aquiline.engine.cut_tally import DEEPEST, GAIN, NODES, THRESHOLDS, CutFigures
 from aquiline.engine.planner_candidates import PLAIN, PLAIN_KEY, Candidate
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.speculation import DynamicTree
@@ -21,32 +21,47 @@ IntArray = NDArray[np.int64]
 # Of the children of a request whose drafts fare better or worse than usual, so many times as many come true: what
 # multiplies odds by a skill multiplies an even chance by this.
 SKILL_FACTORS = np.array([2.0 * skill / (1.0 + skill) for skill in SKILLS])
+WIDEST = 4
+MOST_NODES = 12
+# Every level of a draft costs some time, however few nodes it has, so trees may also end at one of these depths.
+DEPTHS = (1, 2, 3, 5, DEEPEST)
 
 
-def cut_shape(place: int, bounds: TreeBounds) -> DynamicTree:
-    """The tree that is cut at a threshold, by the threshold's number."""
-    topk = min(WIDEST, bounds.max_children)
-    steps = max(1, min(DEEPEST, bounds.num_scratch_places // topk))
-    num_nodes = min(MOST_NODES, bounds.max_draft_tokens, topk + (steps - 1) * topk**2)
-    return DynamicTree(steps, topk, num_nodes, THRESHOLDS[place])
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where trees end: by number, a depth and a threshold."""
+
+    depth: int
+    threshold: int
+
+    def shape(self, bounds: TreeBounds) -> DynamicTree:
+        """The tree that is cut there."""
+        topk = min(WIDEST, bounds.max_children)
+        steps = max(1, min(DEPTHS[self.depth], bounds.num_scratch_places // topk))
+        num_nodes = min(MOST_NODES, bounds.max_draft_tokens, topk + (steps - 1) * topk**2)
+        return DynamicTree(steps, topk, num_nodes, THRESHOLDS[self.threshold])
+
+
+CUTS = tuple(Cut(depth, threshold) for depth in range(len(DEPTHS)) for threshold in range(len(THRESHOLDS)))
 
 
 @dataclass(frozen=True)
 class CutTable:
-    """Plain decoding first, then the thresholds in rising order.
+    """Plain decoding first, then CUTS.
 
     Attributes:
         per_request: as in `CandidateTable`; nodes are means.
         numbers, places: likewise.
         any_node: [num_candidates, num_kinds], chance that a request of a kind holds any node.
+        levels: [num_kinds, num_candidates, DEEPEST], rows of every draft level, the root's first.
         can_share: False: a step never gives the nodes to some of the requests only.
         spread: as there.
     """
 
     bounds: TreeBounds
     per_request: FloatArray  # [4, num_candidates, num_kinds]
-    any_node: FloatArray  # [num_candidates, num_kinds]
-    levels: FloatArray  # [num_candidates, num_kinds, DEEPEST], rows of every draft level, the root's first
+    any_node: FloatArray
+    levels: FloatArray
     numbers: IntArray  # [num_candidates]
     places: dict[tuple[int, int], int]
     can_share: bool = False
@@ -55,7 +70,7 @@ class CutTable:
 
     @classmethod
     def of(
-        cls, figures: Sequence[FloatArray | None], hit_rates: Sequence[float], bounds: TreeBounds
+        cls, figures: Sequence[CutFigures | None], hit_rates: Sequence[float], bounds: TreeBounds
     ) -> CutTable:
         """Candidates for the figures of each class; None for classes without requests.
 
@@ -65,28 +80,29 @@ class CutTable:
         Args:
             hit_rates: what share of the draft's confidence comes true, by class.
         """
-        num = len(THRESHOLDS) + 1
-        sizes, trees = np.zeros((num, NUM_KINDS)), np.zeros((num, NUM_KINDS))
-        gains, any_node = np.ones((num, NUM_KINDS)), np.zeros((num, NUM_KINDS))
-        levels = np.zeros((num, NUM_KINDS, DEEPEST))
+        num, num_skills = len(CUTS) + 1, len(SKILLS)
+        parts = np.zeros((4, num, NUM_KINDS))
+        parts[2] = 1.0
+        any_node, levels = np.zeros((num, NUM_KINDS)), np.zeros((NUM_KINDS, num, DEEPEST))
+        thresholds = np.tile(THRESHOLDS, len(DEPTHS))[:, None]  # [num_cuts, 1]
         for request_class in RequestClass:
             known = figures[request_class]
             if known is None:
                 continue
-            columns = slice(request_class * len(SKILLS), (request_class + 1) * len(SKILLS))
-            gain = known[:, GAIN, None] * SKILL_FACTORS  # [num_thresholds, num_skills]
-            last = hit_rates[request_class] * np.array(THRESHOLDS)[:, None]
-            is_held = (gain >= known[:, NODES, None] * last).astype(np.float64)
+            columns = slice(request_class * num_skills, (request_class + 1) * num_skills)
+            within = known.by_depth.cumsum(axis=2)[:, :, [depth - 1 for depth in DEPTHS]]
+            within = within.transpose(0, 2, 1).reshape(3, len(CUTS), 1)
+            gain = within[GAIN] * SKILL_FACTORS  # [num_cuts, num_skills]
+            is_held = (gain >= within[NODES] * (hit_rates[request_class] * thresholds)).astype(np.float64)
             is_held[:, USUAL_SKILL:] = 1.0
-            sizes[1:, columns] = known[:, NODES, None] * is_held
-            trees[1:, columns] = is_held
-            gains[1:, columns] = 1.0 + gain * is_held
-            any_node[1:, columns] = known[:, HELD, None] * is_held
-            levels[1:, columns, 0] = is_held
-            levels[1:, columns, 1:] = known[:, None, FIRST_LEVEL:] * is_held[:, :, None]
-        places = {PLAIN_KEY: 0, **{(0, place): place + 1 for place in range(len(THRESHOLDS))}}
-        stacked = np.stack((sizes, trees, gains, 1.0 / gains))
-        return cls(bounds, stacked, any_node, levels, np.arange(num), places)
+            parts[0, 1:, columns] = within[NODES] * is_held
+            parts[1, 1:, columns] = is_held
+            parts[2, 1:, columns] += gain * is_held
+            any_node[1:, columns] = np.tile(known.held, len(DEPTHS))[:, None] * is_held
+            levels[columns, 1:] = _level_rows(known) * is_held.T[:, :, None]
+        parts[3] = 1.0 / parts[2]
+        places = {(cut.depth, cut.threshold): place for place, cut in enumerate(CUTS, 1)}
+        return cls(bounds, parts, any_node, levels, np.arange(num), {PLAIN_KEY: 0, **places})
 
     @property
     def sizes(self) -> FloatArray:
@@ -96,7 +112,7 @@ class CutTable:
 
     def level_rows(self, kinds: FloatArray) -> FloatArray:
         """Rows of every draft level with so many requests of each kind: [num_candidates, DEEPEST]."""
-        rows: FloatArray = np.einsum("ckd,k->cd", self.levels, kinds)
+        rows: FloatArray = np.tensordot(kinds, self.levels, axes=1)
         return rows
 
     def tree_share(self, kinds: FloatArray) -> FloatArray:
@@ -110,14 +126,25 @@ class CutTable:
             return PLAIN
         known = self._known.get(place)
         if known is None:
-            shape = cut_shape(place - 1, self.bounds)
+            cut = CUTS[place - 1]
+            shape = cut.shape(self.bounds)
             is_held = self.per_request[1, place] > 0.0
             known = self._known[place] = Candidate(
                 shape,
                 tuple((is_held * shape.num_draft_tokens).tolist()),
                 tuple(self.per_request[2, place].tolist()),
-                (0, place - 1),
+                (cut.depth, cut.threshold),
                 tuple(self.sizes[place].tolist()),
-                tuple(self.levels[place].max(axis=0).tolist()),
+                tuple(self.levels[:, place].max(axis=0).tolist()),
             )
         return known
+
+
+def _level_rows(known: CutFigures) -> FloatArray:
+    """Rows of every draft level of one tree, the root's first: [num_cuts, DEEPEST].
+
+    Worked example, depth 2: the root's level, and that of the nodes at depth 1; nodes at depth 2 do not run.
+    """
+    nodes = known.by_depth[NODES]  # [num_thresholds, DEEPEST]
+    rows = np.concatenate((np.ones((len(nodes), 1)), nodes[:, :-1]), axis=1)
+    return np.concatenate([rows * (np.arange(DEEPEST) < depth) for depth in DEPTHS])

@@ -26,8 +26,6 @@ FloatArray = NDArray[np.float64]
 # A step may choose among these; finer ones differ by less than what is known of them.
 THRESHOLDS = (0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.55, 0.75)
 DEEPEST = 8
-WIDEST = 4
-MOST_NODES = 12
 # Trees fade with this half-life, so that the figures follow the traffic, and sooner at thresholds below those tried of
 # late; the prior weighs as many trees as this.
 FADING = 0.5 ** (1 / 800)
@@ -40,15 +38,26 @@ PRIOR_TRIALS = 4.0
 # bounds.
 MOST_CHANGE = 2.0
 LEAST_CHANGE = 0.25
-GAIN, PROMISED, NODES, HELD, FIRST_LEVEL = 0, 1, 2, 3, 4
-NUM_FIGURES = FIRST_LEVEL + DEEPEST - 1
+GAIN, PROMISED, NODES = 0, 1, 2
+LEAST_NOTED = 0.01
+# Nodes above the highest threshold survive about as often as this.
+SUREST_SURVIVAL = 0.85
 # Measured at temperature 0 with the head that the project ships, whose first child was right in this share of all
-# steps: accepted tokens, nodes and trees with any node, per tree, at every threshold; and how the rows of a level
-# fall from one to the next.
+# steps: nodes of every depth, and trees with any node, per tree, at every threshold.
 PRIOR_FIRST_RATE = 0.53
-PRIOR_GAINS = (1.35, 1.24, 1.15, 1.03, 0.92, 0.78, 0.65, 0.5, 0.36, 0.22)
-PRIOR_NODES = (6.2, 4.2, 3.3, 2.45, 1.95, 1.45, 1.1, 0.75, 0.5, 0.28)
-PRIOR_HELD = (1.0, 0.99, 0.97, 0.93, 0.87, 0.77, 0.65, 0.5, 0.36, 0.23)
+PRIOR_NODES = (
+    (2.58, 2.36, 1.22, 0.49, 0.17, 0.05, 0.012, 0.003),
+    (2.06, 1.59, 0.78, 0.30, 0.13, 0.04, 0.010, 0.002),
+    (1.72, 1.16, 0.56, 0.22, 0.09, 0.03, 0.008, 0.002),
+    (1.37, 0.82, 0.37, 0.16, 0.06, 0.02, 0.005, 0.001),
+    (1.12, 0.58, 0.25, 0.10, 0.04, 0.01, 0.003, 0.001),
+    (0.89, 0.40, 0.15, 0.06, 0.02, 0.006, 0.002, 0.001),
+    (0.73, 0.28, 0.09, 0.03, 0.01, 0.004, 0.002, 0.001),
+    (0.55, 0.17, 0.05, 0.015, 0.006, 0.002, 0.001, 0.001),
+    (0.39, 0.12, 0.03, 0.010, 0.004, 0.002, 0.001, 0.001),
+    (0.25, 0.06, 0.015, 0.005, 0.002, 0.001, 0.001, 0.001),
+)
+PRIOR_HELD = (0.97, 0.93, 0.9, 0.86, 0.81, 0.75, 0.67, 0.54, 0.39, 0.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,25 @@ class CutTree:
     accepted: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class CutFigures:
+    """Means per tree at every threshold.
+
+    Attributes:
+        by_depth: [3, num_thresholds, DEEPEST], of every depth from 1: accepted tokens, how many the draft's confidence
+            promised, and nodes.
+        held: [num_thresholds], share of trees with any node.
+    """
+
+    by_depth: FloatArray
+    held: FloatArray
+
+    def have_moved(self, new: CutFigures, share: float) -> bool:
+        """Whether trees of some depth come to more tokens or nodes by more than a share."""
+        before, after = self.by_depth[[GAIN, NODES]].cumsum(axis=2), new.by_depth[[GAIN, NODES]].cumsum(axis=2)
+        return bool((np.abs(after - before) > share * np.maximum(before, after) + LEAST_NOTED).any())
+
+
 class CutTally:
     """Figures of one class of requests.
 
@@ -76,113 +104,116 @@ class CutTally:
 
     Attributes:
         num_observed: trees seen so far.
-        figures: [num_thresholds, NUM_FIGURES], means per tree as of the last `refresh`: accepted tokens, how many the
-            draft's confidence promised, nodes, share of trees with any node, and rows of every draft level behind the
-            root's.
+        figures: as of the last `refresh`.
     """
 
     def __init__(self, first_rate: float) -> None:
-        self._prior = _prior(first_rate)
-        self._sums = np.zeros((len(THRESHOLDS), NUM_FIGURES))
-        self._weights = np.zeros(len(THRESHOLDS))
-        self._unread: dict[float, list[CutTree]] = {}
+        # A draft that is right less often is sure less often.
+        scale = min(1.0, first_rate / PRIOR_FIRST_RATE)
+        self._prior = CutFigures(_by_depth(np.array(PRIOR_NODES) * scale), np.array(PRIOR_HELD) * scale)
+        self._sums = np.zeros((3, len(THRESHOLDS), DEEPEST))
+        self._weights = np.zeros((len(THRESHOLDS), DEEPEST))
+        self._held = np.zeros(len(THRESHOLDS))
+        self._unread: dict[tuple[float, int], list[CutTree]] = {}
         self._hits = self._foretold = 0.0
         self.num_observed = 0
-        self.figures: FloatArray = self._prior
+        self.figures = self._prior
         self.refresh()
 
     @property
     def num_trees(self) -> float:
         """Weight of what was seen at the highest threshold, to which every tree contributes."""
-        return float(self._weights[-1])
+        return float(self._weights[-1, 0])
 
     @property
     def hit_rate(self) -> float:
         """What share of the children that the draft's confidence foretold came true."""
         return (self._hits + PRIOR_TRIALS) / (self._foretold + PRIOR_TRIALS)
 
-    def observe(self, least_survival: float, tree: CutTree) -> None:
-        """One tree that was cut at a threshold; `refresh` makes it count."""
+    def observe(self, least_survival: float, max_depth: int, tree: CutTree) -> None:
+        """One tree that was cut at a threshold and at a depth; `refresh` makes it count."""
         self.num_observed += 1
-        self._unread.setdefault(least_survival, []).append(tree)
+        self._unread.setdefault((least_survival, max_depth), []).append(tree)
 
     def count_trials(self, hits: float, foretold: float) -> None:
         """Children that were accepted, and how many the draft's confidence foretold."""
-        kept = FADING
-        self._hits = self._hits * kept + hits
-        self._foretold = self._foretold * kept + foretold
+        self._hits = self._hits * FADING + hits
+        self._foretold = self._foretold * FADING + foretold
 
     def refresh(self) -> None:
         """Bring `figures` up to what was observed."""
-        for least_survival, trees in self._unread.items():
-            self._take(least_survival, trees)
+        for (least_survival, max_depth), trees in self._unread.items():
+            self._take(least_survival, min(max_depth, DEEPEST), trees)
         self._unread.clear()
-        figures, change, kept_share = np.empty_like(self._prior), np.ones(NUM_FIGURES), 1.0
+        prior, by_depth = self._prior.by_depth[NODES], np.empty_like(self._sums)
+        change, kept_share = np.ones(DEEPEST), 1.0
         for place in reversed(range(len(THRESHOLDS))):
-            expected = self._prior[place] * change
+            seen, weight = self._sums[:, place], self._weights[place]
+            nodes = prior[place] * change
+            promised = SUREST_SURVIVAL * nodes
             if place + 1 < len(THRESHOLDS):
-                # Nodes between two thresholds survive about as often as these say.
-                between = (THRESHOLDS[place] * THRESHOLDS[place + 1]) ** 0.5
-                above = figures[place + 1]
-                expected[PROMISED] = above[PROMISED] + between * max(0.0, expected[NODES] - above[NODES])
-            seen, weight = self._sums[place], self._weights[place]
-            figures[place] = own = (seen + PRIOR_TREES * expected) / (weight + PRIOR_TREES)
+                _, above, nodes_above = by_depth[:, place + 1]
+                promised = above + _between(place) * np.maximum(0.0, nodes - nodes_above)
             # Chance has less part in what the draft promises than in what comes true, so only the share is learnt.
-            kept_share = (seen[GAIN] + PRIOR_TOKENS * kept_share) / (seen[PROMISED] + PRIOR_TOKENS)
-            own[GAIN] = own[PROMISED] * kept_share
-            change = np.clip(own / self._prior[place], LEAST_CHANGE, MOST_CHANGE)
-        figures[:, HELD] = np.minimum(figures[:, HELD], 1.0)
+            kept_share = (seen[GAIN].sum() + PRIOR_TOKENS * kept_share) / (seen[PROMISED].sum() + PRIOR_TOKENS)
+            nodes = (seen[NODES] + PRIOR_TREES * nodes) / (weight + PRIOR_TREES)
+            promised = (seen[PROMISED] + PRIOR_TREES * promised) / (weight + PRIOR_TREES)
+            by_depth[:, place] = kept_share * promised, promised, nodes
+            change = np.clip(nodes / prior[place], LEAST_CHANGE, MOST_CHANGE)
+        held = (self._held + PRIOR_TREES * self._prior.held) / (self._weights[:, 0] + PRIOR_TREES)
         # Who cuts less keeps more, whatever chance says.
-        self.figures = np.maximum.accumulate(figures[::-1])[::-1]
+        self.figures = CutFigures(
+            np.maximum.accumulate(by_depth[:, ::-1], axis=1)[:, ::-1], np.maximum.accumulate(held[::-1])[::-1]
+        )
 
-    def _take(self, least_survival: float, trees: Sequence[CutTree]) -> None:
-        first = next((place for place, each in enumerate(THRESHOLDS) if each >= least_survival), None)
+    def _take(self, least_survival: float, max_depth: int, trees: Sequence[CutTree]) -> None:
+        # Rounded thresholds keep what the draft's own comparison, in another precision, kept.
+        first = next((place for place, each in enumerate(THRESHOLDS) if each >= least_survival * (1 - 1e-6)), None)
         if first is None:
             return
-        survivals = [survival for tree in trees for survival in tree.survivals]
         kept = FADING ** len(trees)
         added = (1.0 - kept) / (1.0 - FADING)
-        sums = np.zeros((len(THRESHOLDS) - first, NUM_FIGURES))
-        if survivals:
-            rows = [row for tree in trees for row in _rows_of(tree)]
-            thresholds = np.array(THRESHOLDS[first:])[:, None]
-            # Rounded thresholds keep what the draft's own comparison, in another precision, kept.
-            is_kept = np.array(survivals) >= thresholds * (1.0 - 1e-6)
-            sums = is_kept.astype(np.float64) @ np.array(rows)
-        self._sums[first:] = self._sums[first:] * kept + sums * (added / len(trees))
-        self._weights[first:] = self._weights[first:] * kept + added
+        survivals = np.array([survival for tree in trees for survival in tree.survivals])
+        is_kept = survivals >= np.array(THRESHOLDS[first:])[:, None] * (1.0 - 1e-6)
+        # [num_thresholds, num_nodes] @ [num_nodes, 3, DEEPEST]
+        sums = np.tensordot(is_kept.astype(np.float64), _parts_of(trees, survivals), axes=1).transpose(1, 0, 2)
+        # The first node of a tree is the draft's first choice: no other can be there without it.
+        firsts = np.array([node == 0 for tree in trees for node in range(len(tree.survivals))], dtype=bool)
+        share = added / len(trees)
+        tried = (slice(first, None), slice(0, max_depth))
+        self._sums[:, *tried] = self._sums[:, *tried] * kept + sums[:, :, :max_depth] * share
+        self._weights[tried] = self._weights[tried] * kept + added
+        self._held[first:] = self._held[first:] * kept + is_kept[:, firsts].sum(axis=1) * share
         kept_untried = FADING_UNTRIED ** len(trees)
-        self._sums[:first] *= kept_untried
+        self._sums[:, :first] *= kept_untried
         self._weights[:first] *= kept_untried
+        self._held[:first] *= kept_untried
 
 
-def _rows_of(tree: CutTree) -> list[list[float]]:
-    """What each node adds to the figures of a tree that holds it."""
-    accepted, rows = set(tree.accepted), []
-    for node, depth in enumerate(tree.depths, 1):
-        row = [0.0] * NUM_FIGURES
-        row[GAIN] = float(node in accepted)
-        row[PROMISED] = tree.survivals[node - 1]
-        row[NODES] = 1.0
-        # The first node is the draft's first choice: no other can be there without it.
-        row[HELD] = float(node == 1)
-        if depth < DEEPEST:
-            row[FIRST_LEVEL + depth - 1] = 1.0
-        rows.append(row)
-    return rows
+def _parts_of(trees: Sequence[CutTree], survivals: FloatArray) -> FloatArray:
+    """What each node adds to the figures of its depth: [num_nodes, 3, DEEPEST]."""
+    parts = np.zeros((len(survivals), 3, DEEPEST))
+    depths = [depth - 1 for tree in trees for depth in tree.depths]
+    nodes = np.arange(len(survivals))
+    accepted = [node in tree.accepted for tree in trees for node in range(1, len(tree.survivals) + 1)]
+    parts[nodes, GAIN, depths] = accepted
+    parts[nodes, PROMISED, depths] = survivals
+    parts[nodes, NODES, depths] = 1.0
+    return parts
 
 
-def _prior(first_rate: float) -> FloatArray:
-    """The figures of the measured head, scaled to a draft whose first child is right in another share of the steps."""
-    scale = first_rate / PRIOR_FIRST_RATE
-    figures = np.empty((len(THRESHOLDS), NUM_FIGURES))
-    for place, (gain, nodes, held) in enumerate(zip(PRIOR_GAINS, PRIOR_NODES, PRIOR_HELD, strict=True)):
-        # Rows per level that fall by one factor and add up to the nodes.
-        falling = nodes / (nodes + 1.0)
-        levels = nodes * (1.0 - falling) * falling ** np.arange(DEEPEST - 1)
-        gain *= scale
-        figures[place] = [gain, gain, nodes * min(1.0, scale), min(1.0, held * scale), *levels * min(1.0, scale)]
-    return np.maximum(figures, 1e-6)
+def _between(place: int) -> float:
+    """How often nodes survive that lie between a threshold and the next higher one."""
+    return float((THRESHOLDS[place] * THRESHOLDS[place + 1]) ** 0.5)
+
+
+def _by_depth(nodes: FloatArray) -> FloatArray:
+    """Figures that follow from the numbers of nodes, if the draft's confidence comes true."""
+    promised = np.empty_like(nodes)
+    promised[-1] = SUREST_SURVIVAL * nodes[-1]
+    for place in reversed(range(len(nodes) - 1)):
+        promised[place] = promised[place + 1] + _between(place) * (nodes[place] - nodes[place + 1])
+    return np.stack((promised, promised, nodes))
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ Choices = CandidateTable | CutTable
 # Trees may end below so many of the next stairs of the cost curve.
 STAIRS_AHEAD = 2
 NO_ROOM_LIMIT = 0
-# Three points that have the mean and the spread of what they stand for: distance from the mean in spreads, weight.
-SPREAD_POINTS = ((-1.2, 0.35), (0.0, 0.3), (1.2, 0.35))
+# Three points that have the mean and the spread of what they stand for: distances from the mean in spreads, weights.
+SPREAD_DISTANCES = np.array([-1.2, 0.0, 1.2])
+SPREAD_WEIGHTS = np.array([0.35, 0.3, 0.35])
 # Detours go to trees with more than so many times the nodes, or fewer.
 DETOUR_FACTOR = 1.3
 # More rows than this no step has.
@@ -205,13 +206,11 @@ def _seconds(
     if not spread:
         return _tree_seconds(load, nodes, costs)
     held = nodes / np.maximum(tree_share, 1e-9)
-    seconds = sum(
-        weight * _tree_seconds(load, held * max(0.0, 1.0 + distance * spread), costs)
-        for distance, weight in SPREAD_POINTS
-    )
-    plain = _tree_seconds(load, np.zeros(1), costs)
-    mixed: FloatArray = seconds * tree_share + plain * (1.0 - tree_share)
-    return mixed
+    factors = np.maximum(0.0, 1.0 + SPREAD_DISTANCES * spread)
+    # All in one call, behind a step without any node.
+    seconds = _tree_seconds(load, np.concatenate(([0.0], np.outer(factors, held).ravel())), costs)
+    mixed: FloatArray = SPREAD_WEIGHTS @ seconds[1:].reshape(len(factors), len(held))
+    return mixed * tree_share + seconds[0] * (1.0 - tree_share)
 
 
 def _tree_seconds(load: StepLoad, nodes: FloatArray, costs: StepCosts) -> FloatArray:

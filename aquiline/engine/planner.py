@@ -16,6 +16,7 @@ from aquiline.config import Objective
 from aquiline.engine.acceptance import NUM_KINDS, SKILLS, USUAL_SKILL, AcceptanceEstimator
 from aquiline.engine.acceptance_prior import AcceptancePriors, RequestClass
 from aquiline.engine.cost_model import StepCosts
+from aquiline.engine.cut_candidates import CUTS, Cut
 from aquiline.engine.draft_debt import DebtPolicy, DraftUse, debt_of
 from aquiline.engine.forecast import MOST_COUNTED_ROWS, Forecast, Outlook, Situation, outlook
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport, TreeOutcome
@@ -46,12 +47,12 @@ MOST_DECISIONS = 256
 REPORTS_READ_AT_ONCE = 8
 PATHS_READ_AT_ONCE = 64
 # After so many accepted paths every fourth step is enough to learn from.
-PATHS_KNOWN_WELL = 512
+PATHS_KNOWN_WELL = 192
 STEPS_PER_LESSON = 4
 # After so many plain steps in a row, drafts follow few of the new requests.
 STEPS_TO_SETTLE = 256
-# Where no tree promises anything, probes are cut at the threshold with this number.
-PROBE_PLACE = 5
+# Where no tree promises anything, probes are small.
+PROBE_PLACE = 1 + CUTS.index(Cut(1, 5))
 # What a row costs is read off between one and so many.
 ROWS_OF_A_SLOPE = 32
 
@@ -321,7 +322,7 @@ class AutoPlanner:
             if isinstance(shape, StaticTree):
                 observe(each.request_id, shape, each.num_draft_tokens, each.accepted, each.is_usual)
             elif each.tree is not None:
-                observe_cut(each.request_id, shape.least_survival, each.tree, each.is_usual)
+                observe_cut(each.request_id, shape, each.tree, each.is_usual)
 
     def _mask_share(self) -> float:
         costs = self.costs

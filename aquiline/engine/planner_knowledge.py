@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from aquiline.engine.acceptance import AcceptanceEstimator
 from aquiline.engine.acceptance_prior import RequestClass
 from aquiline.engine.cut_candidates import CutTable
-from aquiline.engine.cut_tally import GAIN, NODES
+from aquiline.engine.cut_tally import CutFigures
 from aquiline.engine.forecast import Choices
 from aquiline.engine.planner_candidates import CandidateTable
 from aquiline.engine.tree_families import Rates, TreeBounds, TreeFamilies
-
-FloatArray = NDArray[np.float64]
 
 # Rates are read anew after so many accepted paths, and after so many steps where many paths come with each.
 FIRST_REFRESH = 4
@@ -49,7 +44,7 @@ class DraftKnowledge:
         self._families: dict[RequestClass, TreeFamilies] = {}
         self._grown_rates: dict[RequestClass, list[list[float]]] = {}
         self._known_rates: dict[RequestClass, list[list[float]]] = {}
-        self._known_figures: dict[RequestClass, FloatArray] = {}
+        self._known_figures: dict[RequestClass, CutFigures] = {}
         self._tables: dict[RequestClass, Choices] = {}
         self._dearness = 1.0
         self._refresh_at = self._steps_since = 0
@@ -125,11 +120,10 @@ class DraftKnowledge:
             if _have_moved(table.rates, known, NOTED_CHANGE):
                 self._known_rates[request_class] = table.rates
                 has_moved = True
-        columns = [GAIN, NODES]
         for request_class, figures in self._known_figures.items():
             tally = self.estimator.cut[request_class]
             tally.refresh()
-            if _have_moved(tally.figures[:, columns], figures[:, columns], NOTED_CHANGE):
+            if figures.have_moved(tally.figures, NOTED_CHANGE):
                 self._known_figures[request_class] = tally.figures
                 has_moved = True
         if has_moved:
@@ -141,7 +135,7 @@ class DraftKnowledge:
         self.version += 1
 
 
-def _have_moved(new: Rates | FloatArray, old: Rates | FloatArray, share: float) -> bool:
+def _have_moved(new: Rates, old: Rates, share: float) -> bool:
     """Whether any rate that matters has moved by more than a share."""
     return any(
         abs(now - before) > share * max(now, before) + LEAST_CHANGE

@@ -17,7 +17,7 @@ PROBE_SHARE = 0.005
 PROBE_SIZE = 4
 MOST_PROBE_SLOWDOWN = 1.1
 # A probe counts as so much of what it takes longer, whatever it is expected to bring.
-LEAST_PROBE_SHARE = 0.25
+LEAST_PROBE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from aquiline.engine.cut_candidates import cut_shape
+from aquiline.engine.cut_candidates import CUTS
 from aquiline.engine.cut_tally import THRESHOLDS
 from aquiline.engine.plan import StepLoad
 from aquiline.engine.planner import AutoPlanner, PlannerSettings
@@ -44,7 +44,7 @@ def test_it_comes_near_the_best_threshold(machine: str, draft: str, num_requests
     made = machine_for(costs)
     num_steps = 1200 if num_requests == 1 else 400
     run = made.steps(num_steps, lambda: fresh_load(requests), lambda _: DRAFTS[draft])
-    best = best_rate(costs, load_of(requests), DRAFTS[draft], cut_shape(0, BOUNDS), 3000 // num_requests)
+    best = best_rate(costs, load_of(requests), DRAFTS[draft], CUTS[-1].shape(BOUNDS), 3000 // num_requests)
     # Drawn at random, so within a few per cent of what was drawn for the others.
     assert run.rate(num_steps // 3) > 0.95 * best
 
