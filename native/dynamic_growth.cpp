@@ -148,6 +148,8 @@ std::vector<double> keep_best(const Candidates& own, int count, std::int64_t fir
     std::fill_n(out.tokens + first + num_kept + 1, count - num_kept, 0);
     std::fill_n(out.parents + first + num_kept + 1, count - num_kept, -1);
     std::fill_n(out.depths + first + num_kept + 1, count - num_kept, 1);
+    std::fill_n(out.is_valid + first, num_kept + 1, true);
+    std::fill_n(out.is_valid + first + num_kept + 1, count - num_kept, false);
     return survivals;
 }
 

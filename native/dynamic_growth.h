@@ -27,6 +27,7 @@ struct NodeArrays {
     std::int64_t* tokens = nullptr;
     std::int64_t* parents = nullptr;
     std::int64_t* depths = nullptr;
+    bool* is_valid = nullptr;  // whether a place holds a node
 };
 
 // What became of the trees.

@@ -87,10 +87,10 @@ void bind_draft(nb::module_& module) {
         .def_ro("level_rows", &GrownSizes::level_rows)
         .def_ro("survivals", &GrownSizes::survivals);
     nb::class_<NodeArrays>(module, "NodeArrays");
-    module.def("node_arrays", [](Address tokens, Address parents, Address depths) {
+    module.def("node_arrays", [](Address tokens, Address parents, Address depths, Address is_valid) {
         return NodeArrays{pointer<std::int64_t>(tokens), pointer<std::int64_t>(parents),
-                          pointer<std::int64_t>(depths)};
-    }, "tokens"_a, "parents"_a, "depths"_a);
+                          pointer<std::int64_t>(depths), pointer<bool>(is_valid)};
+    }, "tokens"_a, "parents"_a, "depths"_a, "is_valid"_a);
     nb::class_<SlotRegions>(module, "SlotRegions")
         .def("__init__",
              [](SlotRegions* self, std::int64_t num_blocks, std::int64_t block_size, std::int64_t max_num_seqs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,16 +47,16 @@ class _NodePlaces:
         """Of dynamic trees, without the nodes below each request's limit."""
         survivals, level_rows = grown.survivals, grown.level_rows
         if shape.least_survival > 0.0:
+            parents, depths, is_valid = grown.parents, grown.depths, grown.is_valid
             width = max(grown.row_counts, default=1)
-            parents, depths = grown.parents[:, :width], grown.depths[:, :width]
-            is_valid = parents >= 0
-            is_valid[:, 0] = True
+            if width < parents.shape[1]:
+                parents, depths, is_valid = parents[:, :width], depths[:, :width], is_valid[:, :width]
             return cls(parents, depths, is_valid, grown.row_counts, survivals, level_rows)
-        places = cls.of(grown.parents, grown.depths)
+        places = cls(grown.parents, grown.depths, grown.is_valid)
         if min(max_depths, default=shape.depth) < shape.depth:
             places = places._cut(max_depths)
             survivals = tuple(own[:count] for own, count in zip(survivals, places.row_counts or (), strict=True))
-        return replace(places, survivals=survivals, level_rows=level_rows)
+        return cls(places.parents, places.depths, places.is_valid, places.row_counts, survivals, level_rows)
 
     @classmethod
     def of(cls, parents: Tensor, depths: Tensor) -> _NodePlaces:
@@ -133,7 +133,7 @@ class NativeGrower:
         else:
             grown = self._growth.grow_dynamic(batch, sampling, shape)
             places = _NodePlaces.of_grown(grown, shape, [s.grown_depth for s in work.tree_requests])
-            tokens = grown.tokens[:, : places.num_nodes]
+            tokens = grown.tokens if shape.least_survival == 0.0 else grown.tokens[:, : places.num_nodes]
         return self._tree(work, tokens, places) if work.num_trees else None
 
     def _tree(self, work: DraftWork, tokens: Tensor, places: _NodePlaces) -> DraftTree:

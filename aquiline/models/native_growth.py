@@ -30,6 +30,7 @@ class GrownNodes:
     Attributes:
         tokens, depths: [num_trees, num_nodes]
         parents: [num_trees, num_nodes], -1 for the root.
+        is_valid: [num_trees, num_nodes], whether a place holds a node.
         row_counts: places of each tree that hold nodes, the root's included; behind them stands parent -1.
         survivals: of those nodes, the product of the confidences from the root down.
         level_rows: nodes that the draft proposed children of, by depth, the roots first.
@@ -38,6 +39,7 @@ class GrownNodes:
     tokens: Tensor
     parents: Tensor
     depths: Tensor
+    is_valid: Tensor
     row_counts: tuple[int, ...]
     survivals: tuple[tuple[float, ...], ...]
     level_rows: tuple[int, ...]
@@ -58,6 +60,8 @@ class NativeGrowth:
         self._sampling = NativeSampling(draft.threads)
         module = native()
         self._new_batch = module.draft_batch
+        self._dynamic_shape = module.dynamic_shape
+        self._node_arrays = module.node_arrays
         self._rotary: RotaryTable | None = None
         self._places: _native.DraftPlaces
         ids = draft.draft_to_target_ids.contiguous()
@@ -121,20 +125,20 @@ class NativeGrowth:
         tokens, parents, depths = torch.empty(
             (3, batch.num_trees, shape.num_draft_tokens + 1), dtype=torch.int64
         ).unbind()
+        is_valid = torch.empty(tokens.shape, dtype=torch.bool)
         places = self._places_up_to(batch.last_position + shape.depth)
-        module = native()
         try:
             sizes = self._native.run_dynamic(
                 places,
                 batch,
                 sampling,
-                module.dynamic_shape(shape.steps, shape.topk, shape.num_draft_tokens, shape.least_survival),
-                module.node_arrays(tokens.data_ptr(), parents.data_ptr(), depths.data_ptr()),
+                self._dynamic_shape(shape.steps, shape.topk, shape.num_draft_tokens, shape.least_survival),
+                self._node_arrays(tokens.data_ptr(), parents.data_ptr(), depths.data_ptr(), is_valid.data_ptr()),
             )
         except ValueError as error:
             raise InvalidParameterError(str(error)) from None
         survivals = tuple(map(tuple, sizes.survivals))
-        return GrownNodes(tokens, parents, depths, tuple(sizes.row_counts), survivals, tuple(sizes.level_rows))
+        return GrownNodes(tokens, parents, depths, is_valid, tuple(sizes.row_counts), survivals, tuple(sizes.level_rows))
 
     def _places_up_to(self, last_position: int) -> _native.DraftPlaces:
         """Memory and rotary angles, which change only when a context outgrows the table."""
