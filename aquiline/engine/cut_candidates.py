@@ -17,6 +17,7 @@ from aquiline.speculation import DynamicTree
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 # Of the children of a request whose drafts fare better or worse than usual, so many times as many come true: what
 # multiplies odds by a skill multiplies an even chance by this.
@@ -25,6 +26,7 @@ WIDEST = 4
 MOST_NODES = 12
 # Every level of a draft costs some time, however few nodes it has, so trees may also end at one of these depths.
 DEPTHS = (1, 2, 3, 5, DEEPEST)
+DEEP = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,7 @@ class CutTable:
     _known: dict[int, Candidate] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, figures: Sequence[CutFigures | None], hit_rates: Sequence[float], bounds: TreeBounds
-    ) -> CutTable:
+    def of(cls, figures: Sequence[CutFigures | None], hit_rates: Sequence[float], bounds: TreeBounds) -> CutTable:
         """Candidates for the figures of each class; None for classes without requests.
 
         A request whose drafts fare worse than usual holds nodes as long as they come true as often, in the mean, as the
@@ -119,6 +119,22 @@ class CutTable:
         """Chance that any request of a step holds a node: [num_candidates]."""
         none: FloatArray = ((1.0 - self.any_node) ** kinds).prod(axis=1)
         return 1.0 - none
+
+    @property
+    def is_deep(self) -> BoolArray:
+        """Whether a candidate reaches a depth of DEEP: [num_candidates]."""
+        return np.array([False, *(DEPTHS[cut.depth] >= DEEP for cut in CUTS)])
+
+    def neighbours(self, place: int) -> list[int]:
+        """The next deeper and shallower trees, and those cut at the next lower and higher thresholds."""
+        cut = CUTS[place - 1]
+        around = (
+            (cut.depth + 1, cut.threshold),
+            (cut.depth, cut.threshold - 1),
+            (cut.depth - 1, cut.threshold),
+            (cut.depth, cut.threshold + 1),
+        )
+        return [self.places[key] for key in around if key in self.places]
 
     def candidate(self, place: int) -> Candidate:
         """One of them."""

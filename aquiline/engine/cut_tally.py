@@ -146,7 +146,7 @@ class CutTally:
             self._take(least_survival, min(max_depth, DEEPEST), trees)
         self._unread.clear()
         prior, by_depth = self._prior.by_depth[NODES], np.empty_like(self._sums)
-        change, kept_share = np.ones(DEEPEST), 1.0
+        change, kept_share = np.ones(DEEPEST), np.ones(DEEPEST)
         for place in reversed(range(len(THRESHOLDS))):
             seen, weight = self._sums[:, place], self._weights[place]
             nodes = prior[place] * change
@@ -155,7 +155,7 @@ class CutTally:
                 _, above, nodes_above = by_depth[:, place + 1]
                 promised = above + _between(place) * np.maximum(0.0, nodes - nodes_above)
             # Chance has less part in what the draft promises than in what comes true, so only the share is learnt.
-            kept_share = (seen[GAIN].sum() + PRIOR_TOKENS * kept_share) / (seen[PROMISED].sum() + PRIOR_TOKENS)
+            kept_share = _shares(seen[GAIN], seen[PROMISED], float(kept_share[0]))
             nodes = (seen[NODES] + PRIOR_TREES * nodes) / (weight + PRIOR_TREES)
             promised = (seen[PROMISED] + PRIOR_TREES * promised) / (weight + PRIOR_TREES)
             by_depth[:, place] = kept_share * promised, promised, nodes
@@ -200,6 +200,15 @@ def _parts_of(trees: Sequence[CutTree], survivals: FloatArray) -> FloatArray:
     parts[nodes, PROMISED, depths] = survivals
     parts[nodes, NODES, depths] = 1.0
     return parts
+
+
+def _shares(gained: FloatArray, promised: FloatArray, expected: float) -> FloatArray:
+    """What share of the promised tokens is accepted, by depth; each depth leans on the one above it."""
+    shares = np.empty(DEEPEST)
+    for depth, (tokens, foretold) in enumerate(zip(gained.tolist(), promised.tolist(), strict=True)):
+        expected = (tokens + PRIOR_TOKENS * expected) / (foretold + PRIOR_TOKENS)
+        shares[depth] = expected
+    return shares
 
 
 def _between(place: int) -> float:

@@ -11,8 +11,8 @@ from aquiline.config import Objective
 from aquiline.engine.acceptance import SKILLS
 from aquiline.engine.acceptance_prior import RequestClass
 from aquiline.engine.cost_model import StepCosts
-from aquiline.engine.plan import StepLoad
 from aquiline.engine.cut_candidates import CutTable
+from aquiline.engine.plan import StepLoad
 from aquiline.engine.planner_candidates import Candidate, CandidateTable
 
 FloatArray = NDArray[np.float64]
@@ -108,7 +108,12 @@ class Outlook:
         )
 
     def detours(self, best: int) -> list[int]:
-        """Plain decoding, and the best of those with far more nodes and of those with far fewer, if there are any."""
+        """Plain decoding, and the best of those with far more nodes and of those with far fewer, if there are any.
+
+        Of trees that end where the draft has no confidence: plain decoding, and those that end a little earlier or later.
+        """
+        if isinstance(self.table, CutTable):
+            return [0, *(place for place in self.table.neighbours(best) if self.score[place] > -np.inf)]
         possible = self.score > -np.inf
         nodes, own = self.num_draft_tokens, float(self.num_draft_tokens[best])
         found = [0]
@@ -128,6 +133,15 @@ class Outlook:
             return None
         best = 1 + int(self.score[1:].argmax())
         return best if self.score[best] > -np.inf else None
+
+    @property
+    def best_deep_tree(self) -> int | None:
+        """The best choice among deep trees that end where the draft has no confidence; None: there is none."""
+        if not isinstance(self.table, CutTable):
+            return None
+        score = np.where(self.table.is_deep, self.score, -np.inf)
+        best = int(score.argmax())
+        return best if score[best] > -np.inf else None
 
     def find(self, key: tuple[int, int, int]) -> int | None:
         """Which one has a key, the best of them if several have; None: none."""
@@ -191,9 +205,7 @@ def outlook(table: Choices, situation: Situation, costs: StepCosts, objective: O
     return Outlook(table, place, room, nodes, expected, seconds, wait, score)
 
 
-def _seconds(
-    load: StepLoad, nodes: FloatArray, tree_share: FloatArray, spread: float, costs: StepCosts
-) -> FloatArray:
+def _seconds(load: StepLoad, nodes: FloatArray, tree_share: FloatArray, spread: float, costs: StepCosts) -> FloatArray:
     """Of forwards and of everything but draft and grammar.
 
     Trees that end where the draft has no confidence may have no node at all, and such a step is a plain one; and their

@@ -123,6 +123,9 @@ class StepPlanner(Protocol):
     def wants_draft(self, request: Request) -> bool:
         """Whether the draft should follow a request that is about to be admitted."""
 
+    def glance(self, seconds: float) -> None:
+        """A step ran that nothing is learnt from, and took so long."""
+
     def observe(self, report: StepReport) -> None:
         """Learn from a step that ran."""
 

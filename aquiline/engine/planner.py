@@ -20,6 +20,7 @@ from aquiline.engine.cut_candidates import CUTS, Cut
 from aquiline.engine.draft_debt import DebtPolicy, DraftUse, debt_of
 from aquiline.engine.forecast import MOST_COUNTED_ROWS, Forecast, Outlook, Situation, outlook
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport, TreeOutcome
+from aquiline.engine.planner_attention import Attention
 from aquiline.engine.planner_candidates import PLAIN, counted, leading_class
 from aquiline.engine.planner_knowledge import DraftKnowledge
 from aquiline.engine.planner_probes import Probes, ProbeTree, cut_probe, probe_tree
@@ -36,6 +37,7 @@ SWITCH_MARGIN = 0.02
 # Plain decoding teaches nothing of the draft, so a few unlucky steps shall not lead to it.
 EARLY_MARGIN = 0.06
 EARLY_PATHS = 24
+EARLY_TREES = 48
 # A switch to trees must earn back what the draft has to catch up with within so many steps.
 PAYBACK_STEPS = 50
 # What a draft must have shown before it may be found useless, and how often a request is followed all the same.
@@ -46,6 +48,8 @@ MOST_DECISIONS = 256
 # So many reports are read at once, when so many accepted paths were seen, or steps are plain.
 REPORTS_READ_AT_ONCE = 8
 PATHS_READ_AT_ONCE = 64
+# Steps whose trees end where the draft has no confidence have many sizes; so many stand for all.
+MOST_SIZES = 3
 # After so many accepted paths every fourth step is enough to learn from.
 PATHS_KNOWN_WELL = 192
 STEPS_PER_LESSON = 4
@@ -120,6 +124,9 @@ class AutoPlanner:
         self._debt = settings.debt
         self._probes = Probes()
         self._rests = Rests()
+        self._attention = Attention()
+        # Whether the last plan is what `last` foretells.
+        self._is_best = True
         self._current = (*PLAIN.key, 0)
         self._num_requests = 0
         self._num_plain_steps = self._num_plans = 0
@@ -134,14 +141,16 @@ class AutoPlanner:
         """See `StepPlanner`."""
         knows_well = self.estimator.num_observed >= PATHS_KNOWN_WELL
         self._num_plans += 1
-        self.learns = not knows_well or self._num_plans % STEPS_PER_LESSON == 0
+        is_lesson = self._num_plans % STEPS_PER_LESSON == 0
+        self.learns = is_lesson or not knows_well or self._attention.is_alert
+        self._is_best = True
         plan = self._new_plan(load)
         self._rests.count(plan)
         return plan
 
     def rest(self) -> StepPlan | None:
         """See `StepPlanner`."""
-        if not self._rests.take():
+        if self._attention.is_alert or not self._rests.take():
             return None
         self.learns = False
         return IDLE_PLAN
@@ -164,12 +173,13 @@ class AutoPlanner:
             num_steps = 1 + self._rests.num_rested
             self._num_plain_steps += num_steps
             probe = self._probes.tree_among_plain(load, num_steps * best.seconds, decision.probe, self.costs)
-            plan, self.learns = probe or plan, True
+            if probe is not None:
+                plan, self.learns, self._is_best = probe, True, False
         else:
             self._num_plain_steps = 0
             detour = self._probes.next_of(decision.detours)
             if self._probes.detour(best, detour):
-                plan, self.learns = plan_of(detour, load.growing, choice.kinds), True
+                plan, self.learns, self._is_best = plan_of(detour, load.growing, choice.kinds), True, False
         return self._debt.plan(load, plan, debt, best.seconds, self.costs, self._use(load, best))
 
     def _choose(self, load: StepLoad, num_behind: int) -> _Choice:
@@ -251,7 +261,10 @@ class AutoPlanner:
         seen = self._outlook(situation)
         score = seen.score
         best, current = int(score.argmax()), seen.find(self._current)
-        if current is not None:
+        if best and self.estimator.num_observed < EARLY_TREES:
+            # Deep trees teach of all that are shallower, but not the other way round.
+            best = seen.best_deep_tree or best
+        elif current is not None:
             margin = SWITCH_MARGIN if (best == 0) != (current == 0) else MARGIN
             if best == 0 and self.estimator.num_observed < EARLY_PATHS:
                 margin = EARLY_MARGIN
@@ -287,9 +300,16 @@ class AutoPlanner:
         """See `StepPlanner`."""
         return self._num_plain_steps == 0
 
+    def glance(self, seconds: float) -> None:
+        """See `StepPlanner`."""
+        if self.last is not None:
+            self._attention.see(seconds, self.last.seconds)
+
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`. Reports are read several at once, which takes far less time than one by one."""
         self._reports.append(report)
+        if report.seconds is not None and self._is_best:
+            self.glance(report.seconds.total)
         self._probes.observe(report.outcomes)
 
     def forget(self, request_id: str) -> None:
@@ -302,7 +322,7 @@ class AutoPlanner:
     def _read_reports(self) -> None:
         """Learn from the steps of late, and make choices anew where it matters."""
         self._settle_last_choice()
-        observe_times(self._reports, self.costs)
+        observe_times(self._reports, self.costs, len(self._reports) if self._attention.is_alert else MOST_SIZES)
         for report in self._reports:
             self._learn_from(report.shape, report.outcomes)
         num_steps = len(self._reports)

@@ -81,6 +81,9 @@ class FixedPlanner:
         """See `StepPlanner`."""
         return True
 
+    def glance(self, seconds: float) -> None:
+        """See `StepPlanner`."""
+
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`."""
 

@@ -8,19 +8,19 @@ from aquiline.engine.cost_model import StepCosts, StepSeconds, StepSize
 from aquiline.engine.plan import StepReport
 
 
-# Steps whose trees end where the draft has no confidence have many sizes; the most frequent ones stand for all.
-MOST_SIZES = 3
+def observe_times(reports: Sequence[StepReport], costs: StepCosts, most_sizes: int) -> None:
+    """Of steps that were alike, the one that took the middling time stands for all: accidents are left out.
 
-
-def observe_times(reports: Sequence[StepReport], costs: StepCosts) -> None:
-    """Of steps that were alike, the one that took the middling time stands for all: accidents are left out."""
+    Args:
+        most_sizes: so many sizes are learnt from, the most frequent ones.
+    """
     alike: dict[tuple[object, ...], list[tuple[StepSize, StepSeconds]]] = {}
     for report in reports:
         if report.seconds is not None:
             size = report.size
             key = (size.num_rows, size.num_requests, size.level_rows, size.num_new_rows > 0, size.num_masked_rows > 0)
             alike.setdefault(key, []).append((size, report.seconds))
-    for steps in sorted(alike.values(), key=len, reverse=True)[:MOST_SIZES]:
+    for steps in sorted(alike.values(), key=len, reverse=True)[:most_sizes]:
         if len(steps) > 1:
             steps.sort(key=_total)
         size, seconds = steps[(len(steps) - 1) // 2]

@@ -28,13 +28,19 @@ class PhaseClock:
     num_steps: int = 0
     recorder: StepRecorder | None = None
     _last: float = 0.0
+    _started: float = 0.0
 
     def start(self) -> None:
         """Begin a step."""
-        self._last = time.perf_counter()
+        self._last = self._started = time.perf_counter()
         self.num_steps += 1
         if self.recorder is not None:
             self.recorder.start(self._last)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds between the start of the step and its last lap."""
+        return self._last - self._started
 
     def lap(self, phase: str, grammar_seconds: float = 0.0) -> None:
         """Count the time since the last lap, or the start, for `phase`, except for what of it grammars took."""

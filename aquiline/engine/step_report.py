@@ -49,11 +49,14 @@ class StepObserver:
             shape: that the step's trees were asked to have.
             tree: of the drawing requests, as it was verified; None: no request had one.
         """
+        is_usual = self._is_usual(step)
         if not self._planner.learns:
+            if is_usual:
+                self._planner.glance(self._clock.elapsed)
             if self.tally is not None and not step.prefill_requests:
                 self.tally.add_unread(shape)
             return
-        seconds = self._seconds() if self._is_usual(step) else None
+        seconds = self._seconds() if is_usual else None
         size = step_size(step, shape, tree, self._num_new_rows)
         outcomes = tree_outcomes(step, shape, tree, runs)
         report = StepReport(shape, size, seconds, outcomes)

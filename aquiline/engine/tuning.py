@@ -121,6 +121,9 @@ class TourPlanner:
         """See `StepPlanner`."""
         return True
 
+    def glance(self, seconds: float) -> None:
+        """See `StepPlanner`."""
+
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`."""
         if report.seconds is not None:

@@ -64,7 +64,7 @@ def counted(planner: AutoPlanner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return plans
 
 
-@pytest.mark.parametrize(("rates_name", "most_plans"), [("useless", 130), ("good", 300)])
+@pytest.mark.parametrize(("rates_name", "most_plans"), [("useless", 170), ("good", 300)])
 def test_few_plain_steps_are_planned_and_all_steps_with_trees(
     rates_name: str, most_plans: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,8 +53,9 @@ def test_reports_are_read_several_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(costs, "observe", count)
     machine.steps(10 * REPORTS_READ_AT_ONCE, requests, lambda _: RATES["fair"])
-    assert sum(seen) == 10 * REPORTS_READ_AT_ONCE
-    assert len(seen) <= 5 * REPORTS_READ_AT_ONCE
+    # At least every fourth step is a lesson, and several lessons of steps that were alike count as one.
+    assert 10 * REPORTS_READ_AT_ONCE // 4 - REPORTS_READ_AT_ONCE <= sum(seen) <= 10 * REPORTS_READ_AT_ONCE
+    assert len(seen) < sum(seen)
 
 
 def test_a_request_that_ends_leaves_nothing() -> None:
