@@ -138,7 +138,9 @@ class NativeGrowth:
         except ValueError as error:
             raise InvalidParameterError(str(error)) from None
         survivals = tuple(map(tuple, sizes.survivals))
-        return GrownNodes(tokens, parents, depths, is_valid, tuple(sizes.row_counts), survivals, tuple(sizes.level_rows))
+        return GrownNodes(
+            tokens, parents, depths, is_valid, tuple(sizes.row_counts), survivals, tuple(sizes.level_rows)
+        )
 
     def _places_up_to(self, last_position: int) -> _native.DraftPlaces:
         """Memory and rotary angles, which change only when a context outgrows the table."""
