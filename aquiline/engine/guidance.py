@@ -215,16 +215,15 @@ class Guidance:
         rows: list[int] = []
         for index, scheduled in enumerate(step.drawing):
             matcher = self._matchers.get(scheduled.request.request_id)
-            has_tree = scheduled.max_draft_depth > 0
+            has_tree = tree is not None and scheduled.max_draft_depth > 0
             if matcher is None:
                 rows += [-1] * (step.num_rows(scheduled) if has_tree else 1)
                 continue
             with self._time.taking(scheduled.request.request_id):
                 root = self._table.add(matcher)
-            if not has_tree:
+            if tree is None or not has_tree:
                 rows.append(root)
                 continue
-            assert tree is not None
             with self._time.taking(scheduled.request.request_id, is_for_drafts=True):
                 count = step.num_rows(scheduled)
                 nodes = TreeNodes(tree.tokens[index, :count].tolist(), tree.parents[index, :count].tolist())

@@ -133,7 +133,9 @@ class NativeGrower:
         else:
             grown = self._growth.grow_dynamic(batch, sampling, shape)
             places = _NodePlaces.of_grown(grown, shape, [s.grown_depth for s in work.tree_requests])
-            tokens = grown.tokens if shape.least_survival == 0.0 else grown.tokens[:, : places.num_nodes]
+            tokens = grown.tokens
+            if places.num_nodes < tokens.shape[1]:
+                tokens = tokens[:, : places.num_nodes]
         return self._tree(work, tokens, places) if work.num_trees else None
 
     def _tree(self, work: DraftWork, tokens: Tensor, places: _NodePlaces) -> DraftTree:

@@ -22,7 +22,8 @@ class Verified:
 
     Attributes:
         states: of every row of the forward.
-        tree: one tree per drawing request; a request that grew none has only its root in it. None: no request did.
+        tree: one tree per drawing request; a request that grew none has only its root in it. None: no tree of
+            the step has any other node.
         rows: logits of the rows that draw; None when no request of the step draws.
     """
 
@@ -53,7 +54,8 @@ class Verifier:
         if not step.drawing:
             return Verified(states, None, None)
         roots = [scheduled.request.token_ids[-1] for scheduled in step.drawing[len(step.tree_requests) :]]
-        whole_tree = None if tree is None else tree.with_bare_roots(roots)
+        # Where no tree has more than its root, the step draws as plain decoding does, and costs what that costs.
+        whole_tree = None if tree is None or tree.num_nodes == 1 else tree.with_bare_roots(roots)
         return Verified(states, whole_tree, self._logit_rows(step, whole_tree, states, sampling.any_penalty))
 
     def _logit_rows(

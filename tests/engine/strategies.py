@@ -17,6 +17,7 @@ FIXED_MODES = (
     "tree:4",
     "dynamic:steps=3,topk=2,nodes=6",
     "dynamic:steps=4,topk=2,nodes=7,survival=0.02",
+    "dynamic:steps=3,topk=2,nodes=6,survival=0.6",
 )
 
 MAX_WIDTH = 10  # a path spells every rank as one digit

@@ -44,7 +44,14 @@ def native_engine(settings: TinySettings, draft_vocab_size: int = 64) -> Engine:
 
 
 @pytest.mark.parametrize(
-    "mode", ["chain:4", "tree:3x2x1", "dynamic:steps=3,topk=3,nodes=8,survival=0.02", "dynamic:steps=3,topk=3,nodes=8"]
+    "mode",
+    [
+        "chain:4",
+        "tree:3x2x1",
+        "dynamic:steps=3,topk=3,nodes=8,survival=0.02",
+        "dynamic:steps=3,topk=3,nodes=8,survival=0.6",
+        "dynamic:steps=3,topk=3,nodes=8",
+    ],
 )
 def test_speculation_changes_no_guided_token(mode: str) -> None:
     engine = native_engine(TinySettings(mode, max_num_seqs=8, num_blocks=400, check_consistency=True))

@@ -35,7 +35,14 @@ def looking_up(quantization: str, speculate: str, has_draft: bool) -> Engine:
 @pytest.mark.parametrize("quantization", ["none", "int4"])
 @pytest.mark.parametrize(
     "speculate",
-    ["auto", "chain:3", "tree:3x2x1", "dynamic:steps=3,topk=3,nodes=8,survival=0.02", "dynamic:steps=3,topk=3,nodes=8"],
+    [
+        "auto",
+        "chain:3",
+        "tree:3x2x1",
+        "dynamic:steps=3,topk=3,nodes=8,survival=0.02",
+        "dynamic:steps=3,topk=3,nodes=8,survival=0.9",
+        "dynamic:steps=3,topk=3,nodes=8",
+    ],
 )
 def test_lookup_on_native_kernels_changes_no_token(quantization: str, speculate: str, has_draft: bool) -> None:
     plain = token_ids(run_prompts(native_engine(quantization, "off", 1), PROMPTS, PARAMS))

@@ -107,6 +107,16 @@ def check_speculation_changes_no_token(
     assert token_ids(run_prompts(alone, PROMPTS[1:2], PARAMS[1:2])) == plain[1:2]
 
 
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+def test_trees_of_roots_alone_change_no_token(quantization: str) -> None:
+    """No token of the draft is ever so likely."""
+    plain = token_ids(run_prompts(native_engine(quantization, "off", 1), PROMPTS, PARAMS))
+    engine = native_engine(quantization, "dynamic:steps=3,topk=3,nodes=8,survival=0.999999", 2)
+    outputs = run_prompts(engine, PROMPTS, PARAMS)
+    assert token_ids(outputs) == plain
+    assert sum(output.outputs[0].speculation.num_draft_tokens for output in outputs) == 0
+
+
 @pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_no_instruction_set_changes_a_token_by_speculation(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aquiline.engine.host_tree import NO_NODES, HostTree
 from aquiline.engine.inputs import StepLayout
 from aquiline.engine.schedule import ScheduledBatch, ScheduledRequest
-from aquiline.engine.tree import DraftTree
+from aquiline.engine.tree import DraftTree, joined_trees
 from aquiline.engine.tree_merger import TreeMerger
 from aquiline.request import Request, SamplingParams
 from aquiline.speculation import chain
@@ -113,6 +113,32 @@ def test_the_host_asks_for_no_row_that_holds_no_node() -> None:
     assert tree is not None
     assert tree.row_counts == (3, 2) and tree.grown_counts == (2, 2)
     assert tree.tokens.tolist() == [[50, 1, 2], [51, 3, 0]]
+
+
+def test_what_the_draft_said_of_its_nodes_outlives_every_change() -> None:
+    one = replace(
+        as_draft_tree([HostTree((1, 2), (0, 1), (0.5, 0.4)), NO_NODES], is_ragged=True),
+        survivals=((1.0, 0.5, 0.2), (1.0,)),
+        level_rows=(2, 1),
+    )
+    other = replace(
+        as_draft_tree([HostTree((3,), (0,), (1.0,))], is_ragged=True), survivals=((1.0, 0.7),), level_rows=(1, 1, 1)
+    )
+    joined = joined_trees([one, other])
+    assert joined is not None
+    assert joined.survivals == ((1.0, 0.5, 0.2), (1.0,), (1.0, 0.7))
+    assert joined.level_rows == (3, 2, 1)
+    assert joined.row_counts == tuple(map(len, joined.survivals))
+    assert joined.with_bare_roots([7]).survivals == (*joined.survivals, (1.0,))
+    unknown = joined_trees([one, replace(other, survivals=None, level_rows=None)])
+    assert unknown is not None and unknown.survivals is None and unknown.level_rows is None
+
+    step = step_of([HostTree((1, 4), (0, 1), (0.5, 0.4)), NO_NODES, NO_NODES, HostTree((5,), (0,), (0.5,))], 3)
+    merged = ON_HOST.merge(step, joined)
+    assert merged is not None
+    assert merged.survivals == (*joined.survivals, (1.0,))
+    assert merged.level_rows == (3, 2, 1)
+    assert merged.grown_counts == (3, 1, 2, 1) and merged.row_counts == (4, 1, 2, 2)
 
 
 @pytest.mark.parametrize("merger", [ON_HOST, ON_DEVICE], ids=["host", "device"])
