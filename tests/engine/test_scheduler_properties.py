@@ -12,7 +12,15 @@ from aquiline.request import FinishReason, Request
 from tests.engine.scheduler_simulator import END_TOKEN, Job, Limits, Phase, Simulator, solo_stream
 
 PHASES: list[Phase] = ["queued", "scheduled", "drafted", "verified", "committed"]
-SHAPES = ["off", "auto", "chain:3", "tree:2x2", "paths:0,1,2,00", "dynamic:steps=3,topk=2,nodes=5"]
+SHAPES = [
+    "off",
+    "auto",
+    "chain:3",
+    "tree:2x2",
+    "paths:0,1,2,00",
+    "dynamic:steps=3,topk=2,nodes=5",
+    "dynamic:steps=3,topk=2,nodes=5,survival=0.02",
+]
 BEGINNINGS = [(0, 1, 2, 0, 0, 1, 1, 2, 2, 0, 1, 0, 2, 1, 0, 0, 2, 2, 1, 1), (0, 1, 2, 0, 2, 2, 2, 2, 1, 0) * 2]
 
 
