@@ -9,8 +9,9 @@ from aquiline.engine.acceptance import USUAL_SKILL
 from aquiline.engine.acceptance_prior import AcceptancePriors
 from aquiline.engine.cost_model import CostModel, CostProfile
 from aquiline.engine.plan import StepLoad
-from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.planner import AutoPlanner
 from aquiline.engine.planner_choice import bounds_of
+from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.models.model_config import EagleConfig
 from aquiline.request import Request, SamplingParams
 from aquiline.speculation import spelt

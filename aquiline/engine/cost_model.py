@@ -36,6 +36,8 @@ TYPICAL_ROWS = 4
 GENERIC_MASK_SECONDS = 3e-5
 MASK_PACE = 0.1
 MOST_MASK_SURPRISE = 3.0
+# Of what deeper draft levels were measured to take, at least so much is left to them.
+LEAST_LEVEL_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,7 @@ class CostModel:
         self._propose_roots = PreparedCurve.of(profile.propose_roots)
         self._level = PreparedCurve.of(profile.level)
         self._draft_scale = Scale()
+        self._level_scale = Scale()
         self._sample_scale = Scale()
         self._host_scale = Scale()
         self._mask_seconds = GENERIC_MASK_SECONDS
@@ -206,20 +209,25 @@ class CostModel:
 
     def draft_seconds(self, num_new_rows: int, level_rows: Sequence[int]) -> float:
         """See `StepCosts`."""
+        seconds = self._first_level(num_new_rows, level_rows) * self._draft_scale.factor
+        return seconds + self._deeper_levels(level_rows) * self._level_scale.factor if len(level_rows) > 1 else seconds
+
+    def _first_level(self, num_new_rows: int, level_rows: Sequence[int]) -> float:
+        """New rows, and the children of the roots, as they were measured."""
         seconds = self._extend.at(num_new_rows) if num_new_rows > 0 else 0.0
-        if level_rows:
-            seconds += self._propose_roots.at(level_rows[0])
-            for num_rows in level_rows[1:]:
-                seconds += self._level.at(num_rows)
-        return seconds * self._draft_scale.factor
+        return seconds + self._propose_roots.at(level_rows[0]) if level_rows else seconds
+
+    def _deeper_levels(self, level_rows: Sequence[int]) -> float:
+        return sum([self._level.at(num_rows) for num_rows in level_rows[1:]])
 
     def draft_seconds_of(self, num_new_rows: FloatArray, level_rows: FloatArray) -> FloatArray:
         """See `StepCosts`."""
         seconds = self._extend.many(num_new_rows) + self._propose_roots.many(level_rows[:, 0])
+        seconds *= self._draft_scale.factor
         # A level that runs in some steps only, with a row in the mean of less than 1, costs so much less than one.
         lower = level_rows[:, 1:]
-        seconds += (self._level.many(np.maximum(lower, 1.0)) * np.minimum(lower, 1.0)).sum(axis=1)
-        seconds *= self._draft_scale.factor
+        deeper = (self._level.many(np.maximum(lower, 1.0)) * np.minimum(lower, 1.0)).sum(axis=1)
+        seconds += deeper * self._level_scale.factor
         return seconds
 
     def other_seconds(self, num_drawn_rows: int, num_requests: int) -> float:
@@ -258,8 +266,7 @@ class CostModel:
         forward = Forward(size.num_rows, size.context, size.row_context)
         is_wrong = self._verify.observe(forward, seconds.verify, num_steps)
         if size.num_new_rows or size.level_rows:
-            draft = self.draft_seconds(size.num_new_rows, size.level_rows)
-            self._draft_scale.observe(draft, seconds.draft, num_steps)
+            self._observe_draft(size, seconds.draft, num_steps)
         self._sample_scale.observe(self._sample(size.num_drawn_rows), seconds.sample, num_steps)
         host = self._host(size.num_requests, size.num_drawn_rows > size.num_requests)
         self._host_scale.observe(host, seconds.host, num_steps)
@@ -270,6 +277,16 @@ class CostModel:
         self._num_since_change += num_steps
         if is_wrong or self._num_unread >= STEPS_PER_REFRESH:
             self._refresh()
+
+    def _observe_draft(self, size: StepSize, seconds: float, num_steps: int) -> None:
+        """The first level and the deeper ones are slower or faster than measured each in its own way."""
+        first = self._first_level(size.num_new_rows, size.level_rows)
+        deeper = self._deeper_levels(size.level_rows)
+        if deeper:
+            left = max(LEAST_LEVEL_SHARE * deeper, seconds - first * self._draft_scale.factor)
+            self._level_scale.observe(deeper * self._level_scale.factor, left, num_steps)
+        else:
+            self._draft_scale.observe(first * self._draft_scale.factor, seconds, num_steps)
 
     def _refresh(self) -> None:
         self._num_unread = 0

@@ -67,7 +67,7 @@ class CutTable:
     numbers: IntArray  # [num_candidates]
     places: dict[tuple[int, int], int]
     can_share: bool = False
-    spread: float = 0.8
+    spread: float = 0.3
     _known: dict[int, Candidate] = field(default_factory=dict)
 
     @classmethod

@@ -229,8 +229,8 @@ def _by_depth(nodes: FloatArray) -> FloatArray:
 class CutTrials:
     """How the children on an accepted path fared against the draft's confidence.
 
-    Worked example, children .6 and .2 of the root and .3 below the first, which was accepted alone: two trials, foretold
-    .8 and .5, one hit.
+    Worked example, children .6 and .2 of the root and .3 below the first, which was accepted alone: two trials, which
+    were foretold .8 and .5, and one hit.
     """
 
     tree: CutTree

@@ -24,6 +24,7 @@ STAIRS_AHEAD = 2
 NO_ROOM_LIMIT = 0
 # Three points that have the mean and the spread of what they stand for: distances from the mean in spreads, weights.
 SPREAD_DISTANCES = np.array([-1.2, 0.0, 1.2])
+MOST_SPREAD = 1.0
 SPREAD_WEIGHTS = np.array([0.35, 0.3, 0.35])
 # Detours go to trees with more than so many times the nodes, or fewer.
 DETOUR_FACTOR = 1.3
@@ -110,7 +111,7 @@ class Outlook:
     def detours(self, best: int) -> list[int]:
         """Plain decoding, and the best of those with far more nodes and of those with far fewer, if there are any.
 
-        Of trees that end where the draft has no confidence: plain decoding, and those that end a little earlier or later.
+        Of trees that end where the draft has no confidence: plain decoding, and those that end a little elsewhere.
         """
         if isinstance(self.table, CutTable):
             return [0, *(place for place in self.table.neighbours(best) if self.score[place] > -np.inf)]
@@ -188,7 +189,10 @@ def outlook(table: Choices, situation: Situation, costs: StepCosts, objective: O
         if masked is not None:
             masked = np.append(masked, num_guided + (masked[over] - num_guided) * share)
     new_rows = np.rint(expected + (trees - num_roots))
-    spread = table.spread / max(1.0, kinds.sum()) ** 0.5
+    spread = None
+    if table.spread:
+        # Trees that are small in the mean have one node or none, so their number varies most.
+        spread = np.sqrt(table.spread / trees.clip(1.0) + 1.0 / nodes.clip(1e-9)).clip(max=MOST_SPREAD)
     seconds = _seconds(load, nodes, tree_share, spread, costs)
     seconds += costs.draft_seconds_of(new_rows, level_rows)
     if masked is not None:
@@ -205,7 +209,9 @@ def outlook(table: Choices, situation: Situation, costs: StepCosts, objective: O
     return Outlook(table, place, room, nodes, expected, seconds, wait, score)
 
 
-def _seconds(load: StepLoad, nodes: FloatArray, tree_share: FloatArray, spread: float, costs: StepCosts) -> FloatArray:
+def _seconds(
+    load: StepLoad, nodes: FloatArray, tree_share: FloatArray, spread: FloatArray | None, costs: StepCosts
+) -> FloatArray:
     """Of forwards and of everything but draft and grammar.
 
     Trees that end where the draft has no confidence may have no node at all, and such a step is a plain one; and their
@@ -213,16 +219,17 @@ def _seconds(load: StepLoad, nodes: FloatArray, tree_share: FloatArray, spread: 
     faster.
 
     Args:
-        spread: standard deviation of a step's nodes, as a share of their mean.
+        spread: standard deviation of a step's nodes, as a share of their mean; None: their number is certain.
     """
-    if not spread:
+    if spread is None:
         return _tree_seconds(load, nodes, costs)
     held = nodes / np.maximum(tree_share, 1e-9)
-    factors = np.maximum(0.0, 1.0 + SPREAD_DISTANCES * spread)
+    factors = np.maximum(0.0, 1.0 + np.outer(SPREAD_DISTANCES, spread))  # [num_points, num_choices]
     # All in one call, behind a step without any node.
-    seconds = _tree_seconds(load, np.concatenate(([0.0], np.outer(factors, held).ravel())), costs)
-    mixed: FloatArray = SPREAD_WEIGHTS @ seconds[1:].reshape(len(factors), len(held))
-    return mixed * tree_share + seconds[0] * (1.0 - tree_share)
+    seconds = _tree_seconds(load, np.concatenate(([0.0], (factors * held).ravel())), costs)
+    mixed: FloatArray = SPREAD_WEIGHTS @ seconds[1:].reshape(factors.shape)
+    mixed = mixed * tree_share + seconds[0] * (1.0 - tree_share)
+    return mixed
 
 
 def _tree_seconds(load: StepLoad, nodes: FloatArray, costs: StepCosts) -> FloatArray:

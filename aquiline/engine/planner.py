@@ -10,79 +10,35 @@ as its own acceptance justifies.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from aquiline.config import Objective
-from aquiline.engine.acceptance import NUM_KINDS, SKILLS, USUAL_SKILL, AcceptanceEstimator
-from aquiline.engine.acceptance_prior import AcceptancePriors, RequestClass
+from aquiline.engine.acceptance import AcceptanceEstimator
 from aquiline.engine.cost_model import StepCosts
-from aquiline.engine.cut_candidates import CUTS, Cut
-from aquiline.engine.draft_debt import DebtPolicy, DraftUse, debt_of
-from aquiline.engine.forecast import MOST_COUNTED_ROWS, Forecast, Outlook, Situation, outlook
+from aquiline.engine.draft_debt import DraftUse, debt_of
+from aquiline.engine.forecast import Forecast
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport, TreeOutcome
 from aquiline.engine.planner_attention import Attention
-from aquiline.engine.planner_candidates import PLAIN, counted, leading_class
-from aquiline.engine.planner_knowledge import DraftKnowledge
-from aquiline.engine.planner_probes import Probes, ProbeTree, cut_probe, probe_tree
+from aquiline.engine.planner_candidates import PLAIN
+from aquiline.engine.planner_decisions import Decider, Decision, PlannerSettings, situation_key
+from aquiline.engine.planner_probes import Probes, regret_of
 from aquiline.engine.planner_reports import observe_times
 from aquiline.engine.planner_rest import IDLE_PLAN, Rests
 from aquiline.engine.planner_shares import plan_of
-from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import Request
 from aquiline.speculation import StaticTree, TreeShape
 
-# A better choice must be better by this much before it replaces the current one; more to begin or end speculating.
-MARGIN = 0.01
-SWITCH_MARGIN = 0.02
-# Plain decoding teaches nothing of the draft, so a few unlucky steps shall not lead to it.
-EARLY_MARGIN = 0.06
-EARLY_PATHS = 24
-EARLY_TREES = 48
-# A switch to trees must earn back what the draft has to catch up with within so many steps.
-PAYBACK_STEPS = 50
-# What a draft must have shown before it may be found useless, and how often a request is followed all the same.
-TRIALS_TO_JUDGE = 24
-ALONE_CONTEXT = 256
+# How often a request is followed all the same when its draft is useless or rests.
 PROBED_REQUESTS = 8
-MOST_DECISIONS = 256
 # So many reports are read at once, when so many accepted paths were seen, or steps are plain.
 REPORTS_READ_AT_ONCE = 8
 PATHS_READ_AT_ONCE = 64
 # Steps whose trees end where the draft has no confidence have many sizes; so many stand for all.
 MOST_SIZES = 3
 # After so many accepted paths every fourth step is enough to learn from.
-PATHS_KNOWN_WELL = 192
+PATHS_KNOWN_WELL = 256
 STEPS_PER_LESSON = 4
 # After so many plain steps in a row, drafts follow few of the new requests.
 STEPS_TO_SETTLE = 256
-# Where no tree promises anything, probes are small.
-PROBE_PLACE = 1 + CUTS.index(Cut(1, 5))
-# What a row costs is read off between one and so many.
-ROWS_OF_A_SLOPE = 32
-
-
-@dataclass(frozen=True)
-class PlannerSettings:
-    """How an AutoPlanner decides."""
-
-    bounds: TreeBounds
-    objective: Objective = field(default_factory=Objective)
-    priors: AcceptancePriors = field(default_factory=AcceptancePriors)
-    debt: DebtPolicy = field(default_factory=DebtPolicy)
-
-
-@dataclass(frozen=True, slots=True)
-class _Decision:
-    """The choice in one situation, and what steps that only learn may do there instead.
-
-    Attributes:
-        detours: from a tree: a plain step, and a larger and a smaller tree where there are such.
-        probe: of a plain step; None for trees.
-    """
-
-    best: Forecast
-    detours: tuple[Forecast, ...]
-    probe: ProbeTree | None
 
 
 @dataclass(slots=True)
@@ -92,7 +48,7 @@ class _Choice:
     situation: tuple[int, ...]
     growing: Sequence[Request]
     kinds: Sequence[int]
-    decision: _Decision
+    decision: Decision
     plan: StepPlan
     num_steps: int = 1
 
@@ -104,9 +60,8 @@ class AutoPlanner:
         estimator: what is known of the draft already; None begins with the priors.
 
     Attributes:
-        knowledge: of the draft, as steps ask for it.
         last: forecast of the last plan, for those who want to see why.
-        num_outlooks: how often all candidates were reckoned.
+        decider: compares candidates.
     """
 
     def __init__(
@@ -117,10 +72,8 @@ class AutoPlanner:
         self.learns = True
         self.estimator = estimator or AcceptanceEstimator(settings.priors)
         self.last: Forecast | None = None
-        self.num_outlooks = 0
         self.is_hopeless = False
-        self.knowledge = DraftKnowledge(self.estimator, settings.bounds)
-        self._objective = settings.objective
+        self.decider = Decider(costs, settings, self.estimator)
         self._debt = settings.debt
         self._probes = Probes()
         self._rests = Rests()
@@ -130,12 +83,10 @@ class AutoPlanner:
         self._current = (*PLAIN.key, 0)
         self._num_requests = 0
         self._num_plain_steps = self._num_plans = 0
-        self._decisions: dict[object, _Decision] = {}
         self._last_choice: _Choice | None = None
         self._reports: list[StepReport] = []
         # Every single one at first, since each says much.
         self._num_read_at_once = 1
-        self._known_version = costs.version
 
     def plan(self, load: StepLoad) -> StepPlan:
         """See `StepPlanner`."""
@@ -169,29 +120,34 @@ class AutoPlanner:
         best = self.last = decision.best
         self._current = best.key
         plan = choice.plan
-        if decision.probe is not None:
-            num_steps = 1 + self._rests.num_rested
-            self._num_plain_steps += num_steps
-            probe = self._probes.tree_among_plain(load, num_steps * best.seconds, decision.probe, self.costs)
-            if probe is not None:
-                plan, self.learns, self._is_best = probe, True, False
-        else:
-            self._num_plain_steps = 0
-            detour = self._probes.next_of(decision.detours)
-            if self._probes.detour(best, detour):
-                plan, self.learns, self._is_best = plan_of(detour, load.growing, choice.kinds), True, False
+        num_steps = 1 + self._rests.num_rested
+        self._num_plain_steps = self._num_plain_steps + num_steps if best.candidate is PLAIN else 0
+        lesson = self._lesson(load, choice, num_steps)
+        if lesson is not None:
+            plan, self.learns, self._is_best = lesson, True, False
         return self._debt.plan(load, plan, debt, best.seconds, self.costs, self._use(load, best))
+
+    def _lesson(self, load: StepLoad, choice: _Choice, num_steps: int) -> StepPlan | None:
+        """What this step may do instead of the best, to learn; None: nothing. It stands for some steps."""
+        decision = choice.decision
+        seconds = num_steps * decision.best.seconds
+        if decision.probe is not None:
+            return self._probes.tree_among_plain(load, seconds, decision.probe, self.costs)
+        detour = self._probes.next_of(decision.detours)
+        if not self._probes.detour(seconds, regret_of(decision.best, detour) + decision.catch_up_seconds):
+            return None
+        return plan_of(detour, load.growing, choice.kinds)
 
     def _choose(self, load: StepLoad, num_behind: int) -> _Choice:
         """As in the last step, as long as the same requests are in the same situation."""
-        situation = self._situation_key(load, num_behind)
+        situation = situation_key(load, num_behind, self._is_plain)
         last = self._last_choice
         if last is not None and last.situation == situation and last.growing == load.growing:
             last.num_steps += 1 + self._rests.num_rested
             return last
         self._settle_last_choice()
         kinds = [self.estimator.kind(request) for request in load.growing]
-        decision = self._decide(load, kinds, situation)
+        decision = self.decider.decide(load, kinds, situation, self._current)
         plan = plan_of(decision.best, load.growing, kinds)
         self._last_choice = _Choice(situation, load.growing, kinds, decision, plan)
         return self._last_choice
@@ -215,76 +171,17 @@ class AutoPlanner:
             context = sum(request.num_tokens for request in load.speculating)
             future = StepLoad(num_requests, load.speculating, load.speculating, context)
             kinds = [self.estimator.kind(request) for request in load.speculating]
-            best = self._decide(future, kinds, self._situation_key(future, 0)).best
+            situation = situation_key(future, 0, self._is_plain)
+            best = self.decider.decide(future, kinds, situation, self._current).best
         return DraftUse.RESTS if best.candidate is PLAIN else DraftUse.GROWS
 
     def forecasts(self, load: StepLoad) -> list[Forecast]:
         """Every candidate's forecast, plain decoding first: what a plan for `load` chooses from."""
-        kinds = [self.estimator.kind(request) for request in load.growing]
-        seen = self._outlook(self._situation(load, counted(kinds), 0.0))
-        return [seen.forecast(index) for index in range(len(seen.place))]
+        return self.decider.forecasts(load, [self.estimator.kind(request) for request in load.growing])
 
-    def _situation_key(self, load: StepLoad, num_behind: int) -> tuple[int, ...]:
-        """What tells a situation from others; steps like those before fall into the same one."""
-        roots = max(1, load.num_roots)
-        is_plain = self._current[:2] == PLAIN.key
-        behind = _rounded(num_behind, 0) if is_plain and num_behind else 0
-        limit = min(load.max_draft_tokens, MOST_COUNTED_ROWS)
-        return (load.num_roots, load.num_other_rows // 16, _rounded(load.context // roots, 1), limit, behind)
-
-    def _decide(self, load: StepLoad, kinds: Sequence[int], situation: tuple[int, ...]) -> _Decision:
-        """The best candidate; asked again in the same situation, the same as before."""
-        counts = counted(kinds)
-        key = (*counts, *situation, *self._current)
-        decision = self._decisions.get(key)
-        if decision is None:
-            if len(self._decisions) >= MOST_DECISIONS:
-                self._decisions.clear()
-            behind = situation[-1]
-            entry = self.costs.draft_seconds(behind, ()) / PAYBACK_STEPS if behind else 0.0
-            decision = self._decisions[key] = self._decision(self._situation(load, counts, entry))
-        return decision
-
-    def _situation(self, load: StepLoad, counts: tuple[int, ...], entry_seconds: float) -> Situation:
-        for kind, count in enumerate(counts):
-            if count:
-                self.knowledge.meet(RequestClass(kind // len(SKILLS)))
-        other = self.costs.verify_seconds(load.num_other_rows, 0, 0) if load.num_other_rows else 0.0
-        return Situation(load, counts, other, entry_seconds, min(load.max_draft_tokens, MOST_COUNTED_ROWS))
-
-    def _outlook(self, situation: Situation) -> Outlook:
-        self.num_outlooks += 1
-        table = self.knowledge.table(leading_class(situation.kinds))
-        return outlook(table, situation, self.costs, self._objective)
-
-    def _decision(self, situation: Situation) -> _Decision:
-        seen = self._outlook(situation)
-        score = seen.score
-        best, current = int(score.argmax()), seen.find(self._current)
-        if best and self.estimator.num_observed < EARLY_TREES:
-            # Deep trees teach of all that are shallower, but not the other way round.
-            best = seen.best_deep_tree or best
-        elif current is not None:
-            margin = SWITCH_MARGIN if (best == 0) != (current == 0) else MARGIN
-            if best == 0 and self.estimator.num_observed < EARLY_PATHS:
-                margin = EARLY_MARGIN
-            if score[best] <= score[current] + margin * abs(score[current]):
-                best = current
-        detours = [seen.forecast(index) for index in seen.detours(best)] if best else []
-        probe = None
-        if best == 0:
-            probe = self._probe(situation, seen)
-        return _Decision(seen.forecast(best), tuple(detours), probe)
-
-    def _probe(self, situation: Situation, seen: Outlook) -> ProbeTree | None:
-        """What one request may grow among plain steps."""
-        leading = leading_class(situation.kinds)
-        if not self.bounds.reads_confidence:
-            widest = self.knowledge.families(leading).shapes[-1]
-            return probe_tree(widest, situation.load, situation.max_draft_tokens, self.costs)
-        best = seen.best_tree
-        candidate = self.knowledge.table(leading).candidate(PROBE_PLACE if best is None else int(seen.place[best]))
-        return cut_probe(candidate, leading * len(SKILLS) + USUAL_SKILL, situation.load, self.costs)
+    @property
+    def _is_plain(self) -> bool:
+        return self._current[:2] == PLAIN.key
 
     def _spare_seconds(self, load: StepLoad) -> float:
         return self.costs.verify_seconds(load.num_roots + load.num_other_rows, load.context, load.context)
@@ -329,12 +226,8 @@ class AutoPlanner:
         self._reports.clear()
         if self.estimator.num_observed >= PATHS_READ_AT_ONCE or self._num_plain_steps >= REPORTS_READ_AT_ONCE:
             self._num_read_at_once = REPORTS_READ_AT_ONCE
-        has_moved = self.knowledge.refresh(num_steps, self._mask_share)
-        if has_moved or self.costs.version != self._known_version:
-            self._known_version = self.costs.version
-            self._decisions.clear()
-        if has_moved and self._num_plain_steps:
-            self._judge()
+        if self.decider.refresh(num_steps) and self._num_plain_steps:
+            self.is_hopeless = self.decider.is_hopeless()
 
     def _learn_from(self, shape: TreeShape, outcomes: Sequence[TreeOutcome]) -> None:
         observe, observe_cut = self.estimator.observe, self.estimator.observe_cut
@@ -343,42 +236,3 @@ class AutoPlanner:
                 observe(each.request_id, shape, each.num_draft_tokens, each.accepted, each.is_usual)
             elif each.tree is not None:
                 observe_cut(each.request_id, shape, each.tree, each.is_usual)
-
-    def _mask_share(self) -> float:
-        costs = self.costs
-        span = ROWS_OF_A_SLOPE - 1
-        rows = costs.verify_seconds(ROWS_OF_A_SLOPE, 0, 0) - costs.verify_seconds(1, 0, 0)
-        rows += costs.other_seconds(ROWS_OF_A_SLOPE, 1) - costs.other_seconds(1, 1)
-        return costs.mask_seconds * span / max(rows, 1e-9)
-
-    def _judge(self) -> None:
-        """Find the draft hopeless when it would not even help a request that has the machine for itself."""
-        judged = [each for each in RequestClass if self._num_trials(each) >= TRIALS_TO_JUDGE]
-        self.is_hopeless = bool(judged) and not any(self._helps_alone(each) for each in judged)
-
-    def _num_trials(self, request_class: RequestClass) -> float:
-        if self.bounds.reads_confidence:
-            return self.estimator.cut[request_class].num_trees
-        return self.estimator.tables[request_class].num_trials
-
-    def _helps_alone(self, request_class: RequestClass) -> bool:
-        kinds = [0] * NUM_KINDS
-        kinds[request_class * len(SKILLS) + USUAL_SKILL] = 1
-        self.knowledge.meet(request_class)
-        load = StepLoad(1, (), (), ALONE_CONTEXT)
-        seen = outlook(
-            self.knowledge.table(request_class),
-            Situation(load, tuple(kinds), 0.0, 0.0, MOST_COUNTED_ROWS),
-            self.costs,
-            Objective(),
-        )
-        return bool(seen.score.max() > seen.score[0])
-
-
-def _rounded(number: int, num_bits: int) -> int:
-    """Up to a number with so many bits behind its first, so that steps of about the same size count as the same.
-
-    Worked example, 1 bit, which makes two groups of every doubling: 65 to 96 become 96, 97 to 128 become 128.
-    """
-    shift = max(0, number.bit_length() - 1 - num_bits)
-    return (number + (1 << shift) - 1) >> shift << shift

@@ -66,7 +66,7 @@ class CandidateTable:
         numbers: of the candidates, in order.
         places: number of a candidate by its key.
         can_share: True: a step may give the nodes to some of the requests only.
-        spread: standard deviation of a tree's nodes, as a share of their mean.
+        spread: variance of a large tree's nodes, as a share of the square of their mean.
     """
 
     families: TreeFamilies

@@ -9,7 +9,8 @@ from aquiline.engine.acceptance import AcceptanceEstimator
 from aquiline.engine.acceptance_prior import MAX_LEARNT_RANK
 from aquiline.engine.cost_model import CostModel
 from aquiline.engine.plan import StepLoad, StepPlan, StepPlanner, StepReport
-from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.planner import AutoPlanner
+from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import Request
 from aquiline.speculation import NO_TREE, TreeShape

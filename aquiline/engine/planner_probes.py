@@ -66,10 +66,15 @@ class Probes:
             self._probed = request.request_id
         return StepPlan(tree.shape, {self._probed: tree.shape.num_draft_tokens}, {})
 
-    def detour(self, best: Forecast, other: Forecast) -> bool:
-        """Whether this step goes another way than the best."""
-        self._credit += PROBE_SHARE * best.seconds
-        if self._credit < other.seconds - other.expected * best.seconds / best.expected:
+    def detour(self, seconds: float, lost_seconds: float) -> bool:
+        """Whether this step goes another way than the best.
+
+        Args:
+            seconds: of the steps since this was last asked.
+            lost_seconds: by the other way.
+        """
+        self._credit += PROBE_SHARE * seconds
+        if self._credit < lost_seconds:
             return False
         self._spend()
         return True
@@ -82,6 +87,11 @@ class Probes:
         """A step has run."""
         if self._probed is not None and any(outcome.request_id == self._probed for outcome in outcomes):
             self._probed = None
+
+
+def regret_of(best: Forecast, other: Forecast) -> float:
+    """Time that a step with `other` is expected to lose."""
+    return other.seconds - other.expected * best.seconds / best.expected
 
 
 def probe_tree(shape: StaticTree, load: StepLoad, max_draft_tokens: int, costs: StepCosts) -> ProbeTree:

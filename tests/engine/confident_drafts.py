@@ -3,6 +3,7 @@ any threshold would do on them."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -101,7 +102,7 @@ def rate_of(
 def best_rate(costs: FormulaCosts, load: StepLoad, draft: ConfidentDraft, shape: DynamicTree, num_steps: int) -> float:
     """The best of plain decoding and of every threshold between those that the planner knows, and beyond them."""
     plain = load.num_roots / costs.predict(step_size(load, (), 0)).total
-    finer = sorted({*THRESHOLDS, *((one + other) / 2 for one, other in zip(THRESHOLDS, THRESHOLDS[1:], strict=False))})
+    finer = sorted({*THRESHOLDS, *((one + other) / 2 for one, other in itertools.pairwise(THRESHOLDS))})
     shapes = [DynamicTree(shape.steps, shape.topk, shape.num_draft_tokens, least) for least in (0.02, *finer, 0.85)]
     return max(plain, *(rate_of(costs, load, draft, each, num_steps) for each in shapes))
 

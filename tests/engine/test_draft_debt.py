@@ -6,7 +6,8 @@ import pytest
 
 from aquiline.engine.draft_debt import ROWS_AT_ONCE, DebtPolicy, DraftUse, debt_of
 from aquiline.engine.plan import StepPlan
-from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.planner import AutoPlanner
+from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import Request
 from aquiline.speculation import NO_TREE, chain

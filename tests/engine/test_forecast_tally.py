@@ -10,8 +10,9 @@ from aquiline.engine.cost_model import CostModel, StepSeconds, StepSize
 from aquiline.engine.forecast import Forecast
 from aquiline.engine.forecast_tally import ForecastTally
 from aquiline.engine.plan import StepLoad, StepReport, TreeOutcome
-from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.planner import AutoPlanner
 from aquiline.engine.planner_candidates import PLAIN
+from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.llm import LLM
 from aquiline.request import SamplingParams

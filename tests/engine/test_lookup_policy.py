@@ -27,7 +27,8 @@ from aquiline.engine.lookup_costs import (
 from aquiline.engine.lookup_draft import DraftOutlook, DraftWorth, even_survivals
 from aquiline.engine.lookup_policy import LookupPolicy, StepOutline
 from aquiline.engine.plan import StepLoad, StepReport
-from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.planner import AutoPlanner
+from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.engine.row_worth import CAUTION, RowCosts, RowWorth, StepBase
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import Request, SamplingParams

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from aquiline.engine.cost_model import CostModel, StepSeconds, StepSize
-from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.planner import AutoPlanner
+from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.speculation import NO_TREE
 from tests.engine.synthetic_costs import (

@@ -10,7 +10,8 @@ import pytest
 
 from aquiline.config import Objective
 from aquiline.engine.acceptance import AcceptanceEstimator
-from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.planner import AutoPlanner
+from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.speculation import NO_TREE, StaticTree
 from tests.engine.synthetic_costs import MACHINES, RATES, FormulaCosts, Machine, best_rate, load_of, request, true_rate
@@ -27,7 +28,7 @@ def planner_for(
     return AutoPlanner(costs, PlannerSettings(TreeBounds(max_nodes), Objective(objective)), estimator)
 
 
-def taught(costs: FormulaCosts, rates_name: str, num_paths: int = 1200, max_nodes: int = 64) -> AutoPlanner:
+def taught(costs: FormulaCosts, rates_name: str, num_paths: int = 2400, max_nodes: int = 64) -> AutoPlanner:
     """A planner that has seen many trees of the draft at a load where they cost nothing."""
     free = FormulaCosts(lambda rows: 1.0, 0.0, 0.0)
     planner = planner_for(free, max_nodes)

@@ -8,7 +8,8 @@ import pytest
 
 from aquiline.engine.cost_model import GENERIC_PROFILE, CostModel
 from aquiline.engine.plan import StepPlan
-from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.planner import AutoPlanner
+from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.engine.planner_rest import IDLE_PLAN, MOST_STEPS_OF_A_REST, Rests
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import SamplingParams

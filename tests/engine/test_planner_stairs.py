@@ -9,7 +9,8 @@ import pytest
 from aquiline.engine.acceptance_prior import AcceptancePrior, AcceptancePriors
 from aquiline.engine.cost_model import CostModel
 from aquiline.engine.forecast import Forecast
-from aquiline.engine.planner import AutoPlanner, PlannerSettings
+from aquiline.engine.planner import AutoPlanner
+from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.speculation import chain
 from tests.engine.synthetic_costs import (

@@ -9,7 +9,8 @@ import pytest
 
 from aquiline.engine.cost_model import GENERIC_PROFILE, CostModel, StepSeconds, StepSize
 from aquiline.engine.plan import StepReport
-from aquiline.engine.planner import REPORTS_READ_AT_ONCE, AutoPlanner, PlannerSettings
+from aquiline.engine.planner import REPORTS_READ_AT_ONCE, AutoPlanner
+from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import Request
 from aquiline.speculation import NO_TREE
@@ -27,14 +28,18 @@ def machine_of(noise: float, rates_name: str = "fair", batch: int = 1) -> tuple[
     return machine, requests
 
 
+def work_of(machine: Machine) -> tuple[int, int, int]:
+    decider = machine.planner.decider
+    return decider.num_outlooks, decider.knowledge.num_refreshes, decider.knowledge.num_grown
+
+
 @pytest.mark.parametrize("batch", [1, 4, 32])
 @pytest.mark.parametrize("rates_name", ["fair", "good", "useless"])
 def test_steps_that_are_like_others_reckon_nothing_anew(batch: int, rates_name: str) -> None:
     machine, requests = machine_of(0.05, rates_name, batch)
-    planner = machine.planner
-    before = (planner.num_outlooks, planner.knowledge.num_refreshes, planner.knowledge.num_grown)
+    before = work_of(machine)
     machine.steps(300, requests, lambda _: RATES[rates_name])
-    after = (planner.num_outlooks, planner.knowledge.num_refreshes, planner.knowledge.num_grown)
+    after = work_of(machine)
     outlooks, refreshes, grown = (late - early for late, early in zip(after, before, strict=True))
     assert outlooks <= 60
     assert refreshes <= 300 // 16 + 1
