@@ -255,7 +255,7 @@ class AcceptanceEstimator:
                 tally.count_trials(hits, sum(chances))
             own.add(len(chances), hits, sum(chances), tally.hit_rate)
         if is_usual:
-            tally.observe(shape.least_survival, shape.steps, tree)
+            tally.observe(shape, tree)
 
     def _own_of(self, request_id: str) -> _OwnTrials:
         own = self._own.get(request_id)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,29 +23,41 @@ BoolArray = NDArray[np.bool_]
 # Of the children of a request whose drafts fare better or worse than usual, so many times as many come true: what
 # multiplies odds by a skill multiplies an even chance by this.
 SKILL_FACTORS = np.array([2.0 * skill / (1.0 + skill) for skill in SKILLS])
-WIDEST = 4
+# Chains, and trees with so many children.
+WIDTHS = (1, 4)
 MOST_NODES = 12
 # Every level of a draft costs some time, however few nodes it has, so trees may also end at one of these depths.
 DEPTHS = (1, 2, 3, 5, DEEPEST)
 DEEP = 3
+MOST_SPREAD = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where trees end: by number, a depth and a threshold."""
+    """Where trees end: a width, a depth and a threshold, by number."""
 
+    width: int
     depth: int
     threshold: int
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Names it among the candidates."""
+        return self.width * len(DEPTHS) + self.depth, self.threshold
+
     def shape(self, bounds: TreeBounds) -> DynamicTree:
         """The tree that is cut there."""
-        topk = min(WIDEST, bounds.max_children)
+        topk = min(WIDTHS[self.width], bounds.max_children)
         steps = max(1, min(DEPTHS[self.depth], bounds.num_scratch_places // topk))
         num_nodes = min(MOST_NODES, bounds.max_draft_tokens, topk + (steps - 1) * topk**2)
         return DynamicTree(steps, topk, num_nodes, THRESHOLDS[self.threshold])
 
 
-CUTS = tuple(Cut(depth, threshold) for depth in range(len(DEPTHS)) for threshold in range(len(THRESHOLDS)))
+CUTS = tuple(itertools.starmap(Cut, itertools.product(*(range(len(each)) for each in (WIDTHS, DEPTHS, THRESHOLDS)))))
+NUM_OF_WIDTH = len(DEPTHS) * len(THRESHOLDS)
+# Variance of the nodes of one tree, as a share of the square of their mean, beside that of there being any: none of a
+# chain of 1.
+OWN_VARIANCES = np.array([0.0, *(0.0 if cut.width == 0 and cut.depth == 0 else 0.3 for cut in CUTS)])
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,6 @@ class CutTable:
         any_node: [num_candidates, num_kinds], chance that a request of a kind holds any node.
         levels: [num_kinds, num_candidates, DEEPEST], rows of every draft level, the root's first.
         can_share: False: a step never gives the nodes to some of the requests only.
-        spread: as there.
     """
 
     bounds: TreeBounds
@@ -67,11 +79,12 @@ class CutTable:
     numbers: IntArray  # [num_candidates]
     places: dict[tuple[int, int], int]
     can_share: bool = False
-    spread: float = 0.3
     _known: dict[int, Candidate] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, figures: Sequence[CutFigures | None], hit_rates: Sequence[float], bounds: TreeBounds) -> CutTable:
+    def of(
+        cls, figures: Sequence[tuple[CutFigures, ...] | None], hit_rates: Sequence[float], bounds: TreeBounds
+    ) -> CutTable:
         """Candidates for the figures of each class; None for classes without requests.
 
         A request whose drafts fare worse than usual holds nodes as long as they come true as often, in the mean, as the
@@ -84,25 +97,38 @@ class CutTable:
         parts = np.zeros((4, num, NUM_KINDS))
         parts[2] = 1.0
         any_node, levels = np.zeros((num, NUM_KINDS)), np.zeros((NUM_KINDS, num, DEEPEST))
-        thresholds = np.tile(THRESHOLDS, len(DEPTHS))[:, None]  # [num_cuts, 1]
+        thresholds = np.tile(THRESHOLDS, len(WIDTHS) * len(DEPTHS))[:, None]  # [num_cuts, 1]
         for request_class in RequestClass:
             known = figures[request_class]
             if known is None:
                 continue
             columns = slice(request_class * num_skills, (request_class + 1) * num_skills)
-            within = known.by_depth.cumsum(axis=2)[:, :, [depth - 1 for depth in DEPTHS]]
-            within = within.transpose(0, 2, 1).reshape(3, len(CUTS), 1)
+            within = np.concatenate([_within_depths(each) for each in known], axis=1)  # [3, num_cuts, 1]
             gain = within[GAIN] * SKILL_FACTORS  # [num_cuts, num_skills]
             is_held = (gain >= within[NODES] * (hit_rates[request_class] * thresholds)).astype(np.float64)
             is_held[:, USUAL_SKILL:] = 1.0
             parts[0, 1:, columns] = within[NODES] * is_held
             parts[1, 1:, columns] = is_held
             parts[2, 1:, columns] += gain * is_held
-            any_node[1:, columns] = np.tile(known.held, len(DEPTHS))[:, None] * is_held
-            levels[columns, 1:] = _level_rows(known) * is_held.T[:, :, None]
+            held = np.concatenate([np.tile(each.held, len(DEPTHS)) for each in known])
+            any_node[1:, columns] = held[:, None] * is_held
+            levels[columns, 1:] = np.concatenate([_level_rows(each) for each in known]) * is_held.T[:, :, None]
         parts[3] = 1.0 / parts[2]
-        places = {(cut.depth, cut.threshold): place for place, cut in enumerate(CUTS, 1)}
+        places = {cut.key: place for place, cut in enumerate(CUTS, 1)}
         return cls(bounds, parts, any_node, levels, np.arange(num), {PLAIN_KEY: 0, **places})
+
+    def spread(self, nodes: FloatArray, trees: FloatArray) -> FloatArray:
+        """Standard deviation of a step's nodes, as a share of their mean.
+
+        The first node of a tree is there or not; those behind it depend on it, and on each other where a tree is wide.
+
+        Args:
+            nodes, trees: mean nodes and number of trees of a step, [num_candidates].
+        """
+        num_trees = np.maximum(trees, 1.0)
+        variance = OWN_VARIANCES + np.maximum(0.0, num_trees / np.maximum(nodes, 1e-9) - 1.0)
+        spread: FloatArray = np.minimum(MOST_SPREAD, np.sqrt(variance / num_trees))
+        return spread
 
     @property
     def sizes(self) -> FloatArray:
@@ -122,19 +148,20 @@ class CutTable:
 
     @property
     def is_deep(self) -> BoolArray:
-        """Whether a candidate reaches a depth of DEEP: [num_candidates]."""
-        return np.array([False, *(DEPTHS[cut.depth] >= DEEP for cut in CUTS)])
+        """Whether a candidate is wide and reaches a depth of DEEP: [num_candidates]."""
+        return np.array([False, *(DEPTHS[cut.depth] >= DEEP and WIDTHS[cut.width] > 1 for cut in CUTS)])
 
     def neighbours(self, place: int) -> list[int]:
-        """The next deeper and shallower trees, and those cut at the next lower and higher thresholds."""
+        """The next deeper and shallower trees, those cut at the next thresholds, and the other width."""
         cut = CUTS[place - 1]
         around = (
-            (cut.depth + 1, cut.threshold),
-            (cut.depth, cut.threshold - 1),
-            (cut.depth - 1, cut.threshold),
-            (cut.depth, cut.threshold + 1),
+            replace(cut, depth=cut.depth + 1),
+            replace(cut, threshold=cut.threshold - 1),
+            replace(cut, width=1 - cut.width),
+            replace(cut, depth=cut.depth - 1),
+            replace(cut, threshold=cut.threshold + 1),
         )
-        return [self.places[key] for key in around if key in self.places]
+        return [CUTS.index(each) + 1 for each in around if each in CUTS]
 
     def candidate(self, place: int) -> Candidate:
         """One of them."""
@@ -149,15 +176,22 @@ class CutTable:
                 shape,
                 tuple((is_held * shape.num_draft_tokens).tolist()),
                 tuple(self.per_request[2, place].tolist()),
-                (cut.depth, cut.threshold),
+                cut.key,
                 tuple(self.sizes[place].tolist()),
                 tuple(self.levels[:, place].max(axis=0).tolist()),
             )
         return known
 
 
+def _within_depths(known: CutFigures) -> FloatArray:
+    """Figures of trees that end at each of DEPTHS, threshold by threshold: [3, NUM_OF_WIDTH, 1]."""
+    sums = known.by_depth.cumsum(axis=2)[:, :, [depth - 1 for depth in DEPTHS]]
+    within: FloatArray = sums.transpose(0, 2, 1).reshape(3, NUM_OF_WIDTH, 1)
+    return within
+
+
 def _level_rows(known: CutFigures) -> FloatArray:
-    """Rows of every draft level of one tree, the root's first: [num_cuts, DEEPEST].
+    """Rows of every draft level of one tree, the root's first: [NUM_OF_WIDTH, DEEPEST].
 
     Worked example, depth 2: the root's level, and that of the nodes at depth 1; nodes at depth 2 do not run.
     """

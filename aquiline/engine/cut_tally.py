@@ -21,6 +21,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from aquiline.speculation import DynamicTree
+
 FloatArray = NDArray[np.float64]
 
 # A step may choose among these; finer ones differ by less than what is known of them.
@@ -30,7 +32,7 @@ DEEPEST = 8
 # late; the prior weighs as many trees as this.
 FADING = 0.5 ** (1 / 800)
 FADING_UNTRIED = 0.5 ** (1 / 100)
-PRIOR_TREES = 12.0
+PRIOR_TREES = 24.0
 # The draft's confidence is taken at its word until it has promised more tokens than this.
 PRIOR_TOKENS = 8.0
 PRIOR_TRIALS = 4.0
@@ -40,6 +42,8 @@ MOST_CHANGE = 2.0
 LEAST_CHANGE = 0.25
 GAIN, PROMISED, NODES = 0, 1, 2
 LEAST_NOTED = 0.01
+# The cut of a tree that says nothing.
+NEVER = (1.0, 0)
 # Nodes above the highest threshold survive about as often as this.
 SUREST_SURVIVAL = 0.85
 # Measured at temperature 0 with the head that the project ships, whose first child was right in this share of all
@@ -57,7 +61,19 @@ PRIOR_NODES = (
     (0.39, 0.12, 0.03, 0.010, 0.004, 0.002, 0.001, 0.001),
     (0.25, 0.06, 0.015, 0.005, 0.002, 0.001, 0.001, 0.001),
 )
-PRIOR_HELD = (0.97, 0.93, 0.9, 0.86, 0.81, 0.75, 0.67, 0.54, 0.39, 0.25)
+PRIOR_CHAIN_NODES = (
+    (0.957, 0.776, 0.486, 0.236, 0.100, 0.028, 0.006, 0.001),
+    (0.925, 0.705, 0.377, 0.164, 0.079, 0.024, 0.005, 0.001),
+    (0.900, 0.641, 0.318, 0.137, 0.057, 0.017, 0.005, 0.001),
+    (0.857, 0.544, 0.245, 0.111, 0.037, 0.013, 0.004, 0.001),
+    (0.812, 0.440, 0.192, 0.079, 0.025, 0.007, 0.002, 0.001),
+    (0.745, 0.349, 0.136, 0.051, 0.017, 0.003, 0.002, 0.001),
+    (0.670, 0.268, 0.090, 0.027, 0.010, 0.002, 0.001, 0.001),
+    (0.540, 0.167, 0.047, 0.012, 0.006, 0.002, 0.001, 0.001),
+    (0.390, 0.115, 0.023, 0.007, 0.003, 0.001, 0.001, 0.001),
+    (0.250, 0.059, 0.012, 0.004, 0.002, 0.001, 0.001, 0.001),
+)
+PRIOR_HELD = tuple(row[0] for row in PRIOR_CHAIN_NODES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,25 @@ class CutTree:
     parents: tuple[int, ...]
     depths: tuple[int, ...]
     accepted: tuple[int, ...]
+
+    def main_chain(self) -> CutTree:
+        """The first children alone, from the root down.
+
+        Worked example, nodes 1 and 2 below the root, 3 below 1 and 4 below 2: the chain is 1 and 3.
+        """
+        nodes, last = [], 0
+        for node, parent in enumerate(self.parents, 1):
+            # Siblings stand in the draft's order, so the first child of a node comes first.
+            if parent == last:
+                nodes.append(node)
+                last = node
+        places = {node: place for place, node in enumerate(nodes, 1)}
+        return CutTree(
+            tuple(self.survivals[node - 1] for node in nodes),
+            tuple(range(len(nodes))),
+            tuple(range(1, len(nodes) + 1)),
+            tuple(places[node] for node in self.accepted if node in places),
+        )
 
 
 @dataclass(frozen=True)
@@ -97,43 +132,45 @@ class CutFigures:
 
 
 class CutTally:
-    """Figures of one class of requests.
+    """Figures of one class of requests, of chains and of trees.
 
     Args:
         first_rate: how often the draft's first child is expected to be right.
 
     Attributes:
         num_observed: trees seen so far.
-        figures: as of the last `refresh`.
+        chains, trees: what each sort brings; trees say what their first children would have brought alone.
     """
 
     def __init__(self, first_rate: float) -> None:
         # A draft that is right less often is sure less often.
         scale = min(1.0, first_rate / PRIOR_FIRST_RATE)
-        self._prior = CutFigures(_by_depth(np.array(PRIOR_NODES) * scale), np.array(PRIOR_HELD) * scale)
-        self._sums = np.zeros((3, len(THRESHOLDS), DEEPEST))
-        self._weights = np.zeros((len(THRESHOLDS), DEEPEST))
-        self._held = np.zeros(len(THRESHOLDS))
-        self._unread: dict[tuple[float, int], list[CutTree]] = {}
-        self._hits = self._foretold = 0.0
+        self.chains = WidthTally(np.array(PRIOR_CHAIN_NODES) * scale, scale)
+        self.trees = WidthTally(np.array(PRIOR_NODES) * scale, scale)
         self.num_observed = 0
-        self.figures = self._prior
-        self.refresh()
+        self._hits = self._foretold = 0.0
+
+    @property
+    def figures(self) -> tuple[CutFigures, CutFigures]:
+        """Of chains and of trees, as of the last `refresh`."""
+        return self.chains.figures, self.trees.figures
 
     @property
     def num_trees(self) -> float:
         """Weight of what was seen at the highest threshold, to which every tree contributes."""
-        return float(self._weights[-1, 0])
+        return self.chains.num_trees
 
     @property
     def hit_rate(self) -> float:
         """What share of the children that the draft's confidence foretold came true."""
         return (self._hits + PRIOR_TRIALS) / (self._foretold + PRIOR_TRIALS)
 
-    def observe(self, least_survival: float, max_depth: int, tree: CutTree) -> None:
-        """One tree that was cut at a threshold and at a depth; `refresh` makes it count."""
+    def observe(self, shape: DynamicTree, tree: CutTree) -> None:
+        """One tree that was cut where `shape` says; `refresh` makes it count."""
         self.num_observed += 1
-        self._unread.setdefault((least_survival, max_depth), []).append(tree)
+        cut = (shape.least_survival, shape.steps)
+        self.chains.add(cut, tree if shape.topk == 1 else tree.main_chain())
+        self.trees.add(cut if shape.topk > 1 else NEVER, tree)
 
     def count_trials(self, hits: float, foretold: float) -> None:
         """Children that were accepted, and how many the draft's confidence foretold."""
@@ -142,20 +179,62 @@ class CutTally:
 
     def refresh(self) -> None:
         """Bring `figures` up to what was observed."""
+        self.chains.refresh()
+        self.trees.refresh()
+
+
+class WidthTally:
+    """Figures of trees of one width.
+
+    Args:
+        prior_nodes: [num_thresholds, DEEPEST], nodes of every depth that are expected of a tree.
+        scale: of PRIOR_HELD.
+
+    Attributes:
+        figures: as of the last `refresh`.
+    """
+
+    def __init__(self, prior_nodes: FloatArray, scale: float) -> None:
+        self._prior = CutFigures(_by_depth(prior_nodes), np.array(PRIOR_HELD) * scale)
+        self._sums = np.zeros((3, len(THRESHOLDS), DEEPEST))
+        self._weights = np.zeros((len(THRESHOLDS), DEEPEST))
+        self._held = np.zeros(len(THRESHOLDS))
+        self._unread: dict[tuple[float, int], list[CutTree]] = {}
+        self.figures = self._prior
+        self.refresh()
+
+    @property
+    def num_trees(self) -> float:
+        """Weight of what was seen at the highest threshold."""
+        return float(self._weights[-1, 0])
+
+    def add(self, cut: tuple[float, int], tree: CutTree) -> None:
+        """One tree that was cut at a threshold and a depth."""
+        self._unread.setdefault(cut, []).append(tree)
+
+    def refresh(self) -> None:
+        """Bring `figures` up to what was observed."""
         for (least_survival, max_depth), trees in self._unread.items():
             self._take(least_survival, min(max_depth, DEEPEST), trees)
         self._unread.clear()
-        prior, by_depth = self._prior.by_depth[NODES], np.empty_like(self._sums)
-        change, kept_share = np.ones(DEEPEST), np.ones(DEEPEST)
+        _, prior_promised, prior = self._prior.by_depth
+        by_depth = np.empty_like(self._sums)
+        change, first_share, weight_above = np.ones(DEEPEST), 1.0, np.ones(DEEPEST)
         for place in reversed(range(len(THRESHOLDS))):
             seen, weight = self._sums[:, place], self._weights[place]
+            # What was seen above a threshold says something of it as far as it was not tried itself.
+            untried = 1.0 - np.minimum(1.0, weight / np.maximum(weight_above, 1e-9))
+            weight_above = weight
+            change = 1.0 + (change - 1.0) * untried
             nodes = prior[place] * change
-            promised = SUREST_SURVIVAL * nodes
+            promised = prior_promised[place]
             if place + 1 < len(THRESHOLDS):
-                _, above, nodes_above = by_depth[:, place + 1]
-                promised = above + _between(place) * np.maximum(0.0, nodes - nodes_above)
+                more = _between(place) * change * (prior[place] - prior[place + 1])
+                promised = promised + untried * (by_depth[PROMISED, place + 1] + more - promised)
             # Chance has less part in what the draft promises than in what comes true, so only the share is learnt.
-            kept_share = _shares(seen[GAIN], seen[PROMISED], float(kept_share[0]))
+            first_share = 1.0 + (first_share - 1.0) * float(untried[0])
+            kept_share = _shares(seen[GAIN], seen[PROMISED], first_share)
+            first_share = float(kept_share[0])
             nodes = (seen[NODES] + PRIOR_TREES * nodes) / (weight + PRIOR_TREES)
             promised = (seen[PROMISED] + PRIOR_TREES * promised) / (weight + PRIOR_TREES)
             by_depth[:, place] = kept_share * promised, promised, nodes
@@ -169,7 +248,9 @@ class CutTally:
     def _take(self, least_survival: float, max_depth: int, trees: Sequence[CutTree]) -> None:
         # Rounded thresholds keep what the draft's own comparison, in another precision, kept.
         first = next((place for place, each in enumerate(THRESHOLDS) if each >= least_survival * (1 - 1e-6)), None)
-        if first is None:
+        first = len(THRESHOLDS) if first is None else first
+        self._forget(first, len(trees))
+        if first == len(THRESHOLDS):
             return
         kept = FADING ** len(trees)
         added = (1.0 - kept) / (1.0 - FADING)
@@ -184,10 +265,13 @@ class CutTally:
         self._sums[:, *tried] = self._sums[:, *tried] * kept + sums[:, :, :max_depth] * share
         self._weights[tried] = self._weights[tried] * kept + added
         self._held[first:] = self._held[first:] * kept + is_kept[:, firsts].sum(axis=1) * share
-        kept_untried = FADING_UNTRIED ** len(trees)
-        self._sums[:, :first] *= kept_untried
-        self._weights[:first] *= kept_untried
-        self._held[:first] *= kept_untried
+
+    def _forget(self, first: int, num_trees: int) -> None:
+        """Thresholds below the first that was tried rest on older trees, whose weight fades."""
+        kept = FADING_UNTRIED**num_trees
+        self._sums[:, :first] *= kept
+        self._weights[:first] *= kept
+        self._held[:first] *= kept
 
 
 def _parts_of(trees: Sequence[CutTree], survivals: FloatArray) -> FloatArray:

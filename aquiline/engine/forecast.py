@@ -24,7 +24,6 @@ STAIRS_AHEAD = 2
 NO_ROOM_LIMIT = 0
 # Three points that have the mean and the spread of what they stand for: distances from the mean in spreads, weights.
 SPREAD_DISTANCES = np.array([-1.2, 0.0, 1.2])
-MOST_SPREAD = 1.0
 SPREAD_WEIGHTS = np.array([0.35, 0.3, 0.35])
 # Detours go to trees with more than so many times the nodes, or fewer.
 DETOUR_FACTOR = 1.3
@@ -189,11 +188,7 @@ def outlook(table: Choices, situation: Situation, costs: StepCosts, objective: O
         if masked is not None:
             masked = np.append(masked, num_guided + (masked[over] - num_guided) * share)
     new_rows = np.rint(expected + (trees - num_roots))
-    spread = None
-    if table.spread:
-        # Trees that are small in the mean have one node or none, so their number varies most.
-        spread = np.sqrt(table.spread / trees.clip(1.0) + 1.0 / nodes.clip(1e-9)).clip(max=MOST_SPREAD)
-    seconds = _seconds(load, nodes, tree_share, spread, costs)
+    seconds = _seconds(load, nodes, tree_share, table.spread(nodes, trees), costs)
     seconds += costs.draft_seconds_of(new_rows, level_rows)
     if masked is not None:
         seconds += costs.mask_seconds * masked

@@ -115,7 +115,7 @@ class StepPlanner(Protocol):
         """The plan of the next step."""
 
     def rest(self) -> StepPlan | None:
-        """The last plan once more, without trees or draft rows, where there is nothing to add for the next step.
+        """The last plan once more, where there is nothing to add for the next step.
 
         Asked instead of `plan` while the same requests decode on; None: plan it.
         """

@@ -82,7 +82,7 @@ class AutoPlanner:
         self._is_best = True
         self._current = (*PLAIN.key, 0)
         self._num_requests = 0
-        self._num_plain_steps = self._num_plans = 0
+        self._num_plain_steps = self._num_since_lesson = 0
         self._last_choice: _Choice | None = None
         self._reports: list[StepReport] = []
         # Every single one at first, since each says much.
@@ -91,20 +91,25 @@ class AutoPlanner:
     def plan(self, load: StepLoad) -> StepPlan:
         """See `StepPlanner`."""
         knows_well = self.estimator.num_observed >= PATHS_KNOWN_WELL
-        self._num_plans += 1
-        is_lesson = self._num_plans % STEPS_PER_LESSON == 0
-        self.learns = is_lesson or not knows_well or self._attention.is_alert
+        self._num_since_lesson += 1 + self._rests.num_rested
+        is_due = self._num_since_lesson >= STEPS_PER_LESSON
+        self.learns = is_due or not knows_well or self._attention.is_alert
         self._is_best = True
         plan = self._new_plan(load)
-        self._rests.count(plan)
+        if self.learns:
+            self._num_since_lesson = 0
+        if self._is_best:
+            self._rests.count(plan, knows_well or not plan.num_draft_tokens)
+        else:
+            self._rests.pause()
         return plan
 
     def rest(self) -> StepPlan | None:
         """See `StepPlanner`."""
         if self._attention.is_alert or not self._rests.take():
             return None
-        self.learns = False
-        return IDLE_PLAN
+        self.learns, self._is_best = False, True
+        return self._rests.plan
 
     def _new_plan(self, load: StepLoad) -> StepPlan:
         if len(self._reports) >= self._num_read_at_once:

@@ -66,7 +66,6 @@ class CandidateTable:
         numbers: of the candidates, in order.
         places: number of a candidate by its key.
         can_share: True: a step may give the nodes to some of the requests only.
-        spread: variance of a large tree's nodes, as a share of the square of their mean.
     """
 
     families: TreeFamilies
@@ -75,7 +74,6 @@ class CandidateTable:
     numbers: IntArray  # [num_candidates]
     places: dict[tuple[int, int], int]
     can_share: bool = True
-    spread: float = 0.0
     _known: dict[int, Candidate] = field(default_factory=dict)
 
     @classmethod
@@ -134,6 +132,10 @@ class CandidateTable:
         most = sizes[:, kinds > 0.0].max(axis=1, initial=0.0).astype(np.int64)
         rows: FloatArray = self.families.level_widths[self.family, most] * (trees @ kinds)[:, None]
         return rows
+
+    def spread(self, nodes: FloatArray, trees: FloatArray) -> FloatArray | None:
+        """Trees of fixed shapes hold as many nodes as they should."""
+        return None
 
     def tree_share(self, kinds: FloatArray) -> FloatArray:
         """Chance that any request of a step holds a node: [num_candidates]."""

@@ -32,7 +32,7 @@ TRIALS_TO_JUDGE = 24
 ALONE_CONTEXT = 256
 MOST_DECISIONS = 256
 # Where no tree promises anything, probes are small.
-PROBE_PLACE = 1 + CUTS.index(Cut(1, 5))
+PROBE_PLACE = 1 + CUTS.index(Cut(1, 1, 5))
 # What a row costs is read off between one and so many.
 ROWS_OF_A_SLOPE = 32
 

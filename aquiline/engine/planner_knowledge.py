@@ -44,7 +44,7 @@ class DraftKnowledge:
         self._families: dict[RequestClass, TreeFamilies] = {}
         self._grown_rates: dict[RequestClass, list[list[float]]] = {}
         self._known_rates: dict[RequestClass, list[list[float]]] = {}
-        self._known_figures: dict[RequestClass, CutFigures] = {}
+        self._known_figures: dict[RequestClass, tuple[CutFigures, ...]] = {}
         self._tables: dict[RequestClass, Choices] = {}
         self._dearness = 1.0
         self._refresh_at = self._steps_since = 0
@@ -123,7 +123,7 @@ class DraftKnowledge:
         for request_class, figures in self._known_figures.items():
             tally = self.estimator.cut[request_class]
             tally.refresh()
-            if figures.have_moved(tally.figures, NOTED_CHANGE):
+            if any(old.have_moved(new, NOTED_CHANGE) for old, new in zip(figures, tally.figures, strict=True)):
                 self._known_figures[request_class] = tally.figures
                 has_moved = True
         if has_moved:

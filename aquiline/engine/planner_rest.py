@@ -1,7 +1,7 @@
-"""When plain steps need no thought: behind some that were planned alike, the next few repeat them.
+"""When steps need no thought: behind some that were planned alike, the next few repeat them.
 
-While trees do not pay, and the same requests decode on, a plan would say again what the last one said. So a plain step
-under a planner costs what it costs an engine without one, but for every third.
+While the same requests decode on, a plan mostly says again what the last one said. So a step under a planner costs what
+it costs an engine without one, but for every third or fourth.
 """
 
 from __future__ import annotations
@@ -9,39 +9,51 @@ from __future__ import annotations
 from aquiline.engine.plan import StepPlan
 from aquiline.speculation import NO_TREE
 
-# After so many plans in a row that ask for nothing, one step repeats them, and later so many.
+# After so many equal plans in a row, one step repeats them, and later so many; more where trees grow.
 PLANS_BEFORE_REST = 4
 MOST_STEPS_OF_A_REST = 2
+MOST_STEPS_WITH_TREES = 3
 
 IDLE_PLAN = StepPlan(NO_TREE, {}, {})
 
 
 class Rests:
-    """Counts plans that ask for nothing.
+    """Counts equal plans.
 
     Worked example, all plans idle: four plans, one step of rest, and from then on a plan and two steps of
     rest in turn.
 
     Attributes:
-        num_rested: steps that repeated the last plan.
+        plan: the last one.
+        num_rested: steps that repeated it.
     """
 
     def __init__(self) -> None:
+        self.plan = IDLE_PLAN
         self.num_rested = 0
-        self._num_idle = 0
+        self._num_equal = 0
         self._num_left = 0
         self._length = 1
 
-    def count(self, plan: StepPlan) -> None:
-        """A plan was made."""
+    def count(self, plan: StepPlan, may_rest: bool) -> None:
+        """A plan was made.
+
+        Args:
+            may_rest: False: the next step has to be planned, whatever this one says.
+        """
         self.num_rested = 0
-        if plan.num_draft_tokens or plan.num_new_draft_rows or plan.gives_up:
-            self._num_idle, self._num_left, self._length = 0, 0, 1
-            return
-        self._num_idle += 1
-        if self._num_idle >= PLANS_BEFORE_REST:
+        is_equal = plan == self.plan and not plan.num_new_draft_rows and not plan.gives_up
+        if not is_equal or not may_rest:
+            self.plan, self._num_equal, self._num_left, self._length = plan, 0, 0, 1
+        self._num_equal += 1
+        if self._num_equal >= PLANS_BEFORE_REST:
             self._num_left = self._length
-            self._length = min(2 * self._length, MOST_STEPS_OF_A_REST)
+            most = MOST_STEPS_WITH_TREES if plan.num_draft_tokens else MOST_STEPS_OF_A_REST
+            self._length = min(2 * self._length, most)
+
+    def pause(self) -> None:
+        """A step went another way, to learn; the plans around it may be equal all the same."""
+        self.num_rested = self._num_left = 0
 
     def take(self) -> bool:
         """Whether one more step may repeat the last plan; counts it."""

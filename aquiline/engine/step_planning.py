@@ -60,7 +60,7 @@ class StepPlanning:
         if self._is_settled:
             plan = self._planner.rest()
             if plan is not None:
-                return PlannedStep(plan, {})
+                return PlannedStep(plan, held_by(plan, self.growing(running, known)) if plan.num_draft_tokens else {})
         # What is looked up comes and goes from step to step. The planner chooses as if it added to all trees: so its
         # choice stays, and those for which it suffices go without afterwards.
         growing = self.growing(running, {})

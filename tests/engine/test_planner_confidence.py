@@ -63,7 +63,7 @@ def test_a_draft_that_is_sure_and_wrong_is_left_alone(num_requests: int) -> None
     liar = ConfidentDraft((3.0, 0.5), truth=0.0)
     run = machine_for(costs).steps(600, lambda: fresh_load(requests), lambda _: liar)
     plain = num_requests / costs.predict(step_size(load_of(requests), (), 0)).total
-    assert sum(map(bool, run.choices[50:])) <= 0.1 * len(run.choices[50:])
+    assert sum(map(bool, run.choices[50:])) <= 0.25 * len(run.choices[50:])
     assert run.rate(50) > 0.97 * plain
 
 

@@ -1,4 +1,4 @@
-"""Plain steps under the planner need no thought, as long as nothing changes."""
+"""Steps under the planner need no thought, as long as nothing changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aquiline.engine.cost_model import GENERIC_PROFILE, CostModel
 from aquiline.engine.plan import StepPlan
 from aquiline.engine.planner import AutoPlanner
 from aquiline.engine.planner_decisions import PlannerSettings
-from aquiline.engine.planner_rest import IDLE_PLAN, MOST_STEPS_OF_A_REST, Rests
+from aquiline.engine.planner_rest import IDLE_PLAN, MOST_STEPS_OF_A_REST, MOST_STEPS_WITH_TREES, Rests
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import SamplingParams
 from aquiline.speculation import chain
@@ -24,7 +24,7 @@ def test_rests_grow_as_in_the_worked_example() -> None:
     rests = Rests()
     lengths = []
     for _ in range(9):
-        rests.count(IDLE_PLAN)
+        rests.count(IDLE_PLAN, True)
         while rests.take():
             pass
         lengths.append(rests.num_rested)
@@ -42,13 +42,13 @@ def test_rests_grow_as_in_the_worked_example() -> None:
 def test_a_plan_that_asks_for_something_ends_the_rest(plan: StepPlan) -> None:
     rests = Rests()
     for _ in range(20):
-        rests.count(IDLE_PLAN)
-    rests.count(plan)
+        rests.count(IDLE_PLAN, True)
+    rests.count(plan, True)
     assert not rests.take()
     for _ in range(3):
-        rests.count(IDLE_PLAN)
+        rests.count(IDLE_PLAN, True)
         assert not rests.take()
-    rests.count(IDLE_PLAN)
+    rests.count(IDLE_PLAN, True)
     assert rests.take() and not rests.take()
 
 
@@ -66,21 +66,41 @@ def counted(planner: AutoPlanner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("rates_name", "most_plans"), [("useless", 170), ("good", 300)])
-def test_few_plain_steps_are_planned_and_all_steps_with_trees(
-    rates_name: str, most_plans: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_steps_are_planned(rates_name: str, most_plans: int, monkeypatch: pytest.MonkeyPatch) -> None:
     costs = FormulaCosts(GENERIC_PROFILE.verify.at, context_cost=0.0)
     machine = Machine(AutoPlanner(CostModel(), PlannerSettings(TreeBounds(8))), costs, random.Random(1))
     requests = [request(index) for index in range(2)]
     machine.steps(150, requests, lambda _: RATES[rates_name])
     plans = counted(machine.planner, monkeypatch)
     run = machine.steps(300, requests, lambda _: RATES[rates_name])
-    assert len(plans) <= most_plans
+    assert 300 // (MOST_STEPS_WITH_TREES + 1) <= len(plans) <= most_plans
     if rates_name == "useless":
         assert len(plans) >= 300 // (MOST_STEPS_OF_A_REST + 1)
         assert sum(run.choices[-300:]) <= 8
     else:
-        assert len(plans) == 300
+        assert all(run.choices[-100:])
+
+
+def test_plans_with_trees_rest_longer_and_only_where_they_may() -> None:
+    rests, plan = Rests(), StepPlan(chain(1), {"a": 1}, {})
+    for _ in range(20):
+        rests.count(plan, False)
+        assert not rests.take()
+    for _ in range(20):
+        rests.count(StepPlan(chain(1), {"a": 1}, {}), True)
+        while rests.take():
+            assert rests.plan == plan
+    assert rests.num_rested == MOST_STEPS_WITH_TREES
+
+
+def test_a_step_that_learns_leaves_the_plans_around_it_alike() -> None:
+    rests = Rests()
+    for _ in range(6):
+        rests.count(IDLE_PLAN, True)
+    rests.pause()
+    assert not rests.take()
+    rests.count(IDLE_PLAN, True)
+    assert rests.take()
 
 
 def test_a_request_that_comes_or_goes_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
