@@ -26,7 +26,7 @@ from aquiline.engine.acceptance_prior import (
     RequestClass,
     class_of,
 )
-from aquiline.engine.cut_tally import CutTally, CutTree, CutTrials
+from aquiline.engine.cut_tally import GREEDY_SHARE, SAMPLED_SHARE, CutTally, CutTree, CutTrials
 from aquiline.request import Request
 from aquiline.speculation import DynamicTree, StaticTree
 
@@ -191,7 +191,7 @@ class AcceptanceEstimator:
     def __init__(self, priors: AcceptancePriors | None = None) -> None:
         given = priors or AcceptancePriors()
         self.tables = tuple(RateTable(given.of(each)) for each in RequestClass)
-        self.cut = tuple(CutTally(given.of(each).rows()[0][0]) for each in RequestClass)
+        self.cut = tuple(_cut_tally(given, each) for each in RequestClass)
         self._own: dict[str, _OwnTrials] = {}
 
     def successor(self) -> AcceptanceEstimator:
@@ -281,6 +281,12 @@ class AcceptanceEstimator:
     def num_requests(self) -> int:
         """Requests of which something is kept."""
         return len(self._own)
+
+
+def _cut_tally(priors: AcceptancePriors, request_class: RequestClass) -> CutTally:
+    """A draft is as sure of a text that is drawn at random, but less often right."""
+    share = SAMPLED_SHARE if request_class is RequestClass.SAMPLED else GREEDY_SHARE
+    return CutTally(priors.greedy.rows()[0][0], share)
 
 
 def with_skill(rates: Sequence[float], skill: float) -> list[float]:

@@ -86,6 +86,10 @@ class StepCosts(Protocol):
     version: int
 
     @property
+    def num_observed(self) -> int:
+        """Steps that were learnt from."""
+
+    @property
     def mask_seconds(self) -> float:
         """Of the grammar mask of one row of a guided request."""
 
@@ -169,6 +173,7 @@ class CostModel:
         self.profile = profile
         self.learns = learns
         self.version = 0
+        self._num_observed = 0
         self._verify = CorrectedForwards(
             profile.verify,
             ForwardTerms(profile.seconds_per_context_token, profile.seconds_per_row_context, profile.tree_verify),
@@ -186,6 +191,11 @@ class CostModel:
         self._num_since_change = STEPS_BETWEEN_CHANGES
         # What answers rested on when the version last changed.
         self._said = self._grounds()
+
+    @property
+    def num_observed(self) -> int:
+        """See `StepCosts`."""
+        return self._num_observed
 
     @property
     def mask_seconds(self) -> float:
@@ -274,6 +284,7 @@ class CostModel:
             seen = min(seconds.grammar / size.num_masked_rows, MOST_MASK_SURPRISE * self._mask_seconds)
             self._mask_seconds += (1.0 - (1.0 - MASK_PACE) ** num_steps) * (seen - self._mask_seconds)
         self._num_unread += num_steps
+        self._num_observed += num_steps
         self._num_since_change += num_steps
         if is_wrong or self._num_unread >= STEPS_PER_REFRESH:
             self._refresh()

@@ -46,6 +46,10 @@ LEAST_NOTED = 0.01
 NEVER = (1.0, 0)
 # Nodes above the highest threshold survive about as often as this.
 SUREST_SURVIVAL = 0.85
+# Measured with the head that the project ships: tokens accepted for each that its confidence promised, at temperature 0
+# and at 1.
+GREEDY_SHARE = 1.15
+SAMPLED_SHARE = 0.85
 # Measured at temperature 0 with the head that the project ships, whose first child was right in this share of all
 # steps: nodes of every depth, and trees with any node, per tree, at every threshold.
 PRIOR_FIRST_RATE = 0.53
@@ -136,17 +140,18 @@ class CutTally:
 
     Args:
         first_rate: how often the draft's first child is expected to be right.
+        kept_share: how many tokens are expected for each that the draft's confidence promises.
 
     Attributes:
         num_observed: trees seen so far.
         chains, trees: what each sort brings; trees say what their first children would have brought alone.
     """
 
-    def __init__(self, first_rate: float) -> None:
+    def __init__(self, first_rate: float, kept_share: float = 1.0) -> None:
         # A draft that is right less often is sure less often.
         scale = min(1.0, first_rate / PRIOR_FIRST_RATE)
-        self.chains = WidthTally(np.array(PRIOR_CHAIN_NODES) * scale, scale)
-        self.trees = WidthTally(np.array(PRIOR_NODES) * scale, scale)
+        self.chains = WidthTally(np.array(PRIOR_CHAIN_NODES) * scale, scale, kept_share)
+        self.trees = WidthTally(np.array(PRIOR_NODES) * scale, scale, kept_share)
         self.num_observed = 0
         self._hits = self._foretold = 0.0
 
@@ -189,13 +194,15 @@ class WidthTally:
     Args:
         prior_nodes: [num_thresholds, DEEPEST], nodes of every depth that are expected of a tree.
         scale: of PRIOR_HELD.
+        kept_share: as in `CutTally`.
 
     Attributes:
         figures: as of the last `refresh`.
     """
 
-    def __init__(self, prior_nodes: FloatArray, scale: float) -> None:
+    def __init__(self, prior_nodes: FloatArray, scale: float, kept_share: float) -> None:
         self._prior = CutFigures(_by_depth(prior_nodes), np.array(PRIOR_HELD) * scale)
+        self._kept_share = kept_share
         self._sums = np.zeros((3, len(THRESHOLDS), DEEPEST))
         self._weights = np.zeros((len(THRESHOLDS), DEEPEST))
         self._held = np.zeros(len(THRESHOLDS))
@@ -219,7 +226,7 @@ class WidthTally:
         self._unread.clear()
         _, prior_promised, prior = self._prior.by_depth
         by_depth = np.empty_like(self._sums)
-        change, first_share, weight_above = np.ones(DEEPEST), 1.0, np.ones(DEEPEST)
+        change, first_share, weight_above = np.ones(DEEPEST), self._kept_share, np.ones(DEEPEST)
         for place in reversed(range(len(THRESHOLDS))):
             seen, weight = self._sums[:, place], self._weights[place]
             # What was seen above a threshold says something of it as far as it was not tried itself.
@@ -232,7 +239,7 @@ class WidthTally:
                 more = _between(place) * change * (prior[place] - prior[place + 1])
                 promised = promised + untried * (by_depth[PROMISED, place + 1] + more - promised)
             # Chance has less part in what the draft promises than in what comes true, so only the share is learnt.
-            first_share = 1.0 + (first_share - 1.0) * float(untried[0])
+            first_share = self._kept_share + (first_share - self._kept_share) * float(untried[0])
             kept_share = _shares(seen[GAIN], seen[PROMISED], first_share)
             first_share = float(kept_share[0])
             nodes = (seen[NODES] + PRIOR_TREES * nodes) / (weight + PRIOR_TREES)

@@ -34,8 +34,9 @@ REPORTS_READ_AT_ONCE = 8
 PATHS_READ_AT_ONCE = 64
 # Steps whose trees end where the draft has no confidence have many sizes; so many stand for all.
 MOST_SIZES = 3
-# After so many accepted paths every fourth step is enough to learn from.
+# After so many accepted paths and steps every fourth step is enough to learn from.
 PATHS_KNOWN_WELL = 256
+STEPS_KNOWN_WELL = 160
 STEPS_PER_LESSON = 4
 # After so many plain steps in a row, drafts follow few of the new requests.
 STEPS_TO_SETTLE = 256
@@ -90,7 +91,7 @@ class AutoPlanner:
 
     def plan(self, load: StepLoad) -> StepPlan:
         """See `StepPlanner`."""
-        knows_well = self.estimator.num_observed >= PATHS_KNOWN_WELL
+        knows_well = self.estimator.num_observed >= PATHS_KNOWN_WELL and self.costs.num_observed >= STEPS_KNOWN_WELL
         self._num_since_lesson += 1 + self._rests.num_rested
         is_due = self._num_since_lesson >= STEPS_PER_LESSON
         self.learns = is_due or not knows_well or self._attention.is_alert
@@ -139,7 +140,8 @@ class AutoPlanner:
         if decision.probe is not None:
             return self._probes.tree_among_plain(load, seconds, decision.probe, self.costs)
         detour = self._probes.next_of(decision.detours)
-        if not self._probes.detour(seconds, regret_of(decision.best, detour) + decision.catch_up_seconds):
+        lost = decision.lost_seconds or regret_of(decision.best, detour)
+        if not self._probes.detour(seconds, lost):
             return None
         return plan_of(detour, load.growing, choice.kinds)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 # Of the means of measured over foretold times, how much each step renews: of what was lately, and of what is usual;
 # one step is believed within bounds.
-PACE = 0.08
+PACE = 0.05
 USUAL_PACE = 0.005
 LEAST_RATIO = 0.5
 MOST_RATIO = 2.0
 # What was lately may differ from what is usual by so much.
-CALM = 0.06
+CALM = 0.1
 
 
 class Attention:
@@ -17,8 +17,8 @@ class Attention:
 
     What is always foretold wrongly by the same share alarms nobody for long: learning has not mended it.
 
-    Worked example: steps that take 1.5 times what was foretold bring the mean to 1.04 and 1.077, and what is usual to
-    1.0025 and 1.005; after the second, the planner is alert.
+    Worked example: steps that take 1.5 times what was foretold bring the mean to 1.025, 1.049, 1.073 and 1.094, and what is
+    usual to 1.01; after the fifth, the planner is alert.
 
     Attributes:
         is_alert: forecasts have been wrong of late.

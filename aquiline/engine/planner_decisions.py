@@ -15,7 +15,7 @@ from aquiline.engine.forecast import MOST_COUNTED_ROWS, Forecast, Outlook, Situa
 from aquiline.engine.plan import StepLoad
 from aquiline.engine.planner_candidates import counted, leading_class
 from aquiline.engine.planner_knowledge import DraftKnowledge
-from aquiline.engine.planner_probes import ProbeTree, cut_probe, probe_tree, regret_of
+from aquiline.engine.planner_probes import LEAST_PROBE_SHARE, ProbeTree, cut_probe, probe_tree, regret_of
 from aquiline.engine.tree_families import TreeBounds
 
 # A better choice must be better by this much before it replaces the current one; more to begin or end speculating.
@@ -55,13 +55,13 @@ class Decision:
         detours: from a tree: a plain step, and trees a little larger and smaller; from a plain step: the best tree,
             where that teaches more cheaply than a probe.
         probe: of a plain step; None: there are detours.
-        catch_up_seconds: what the draft has to write before a detour from a plain step.
+        lost_seconds: by a detour from a plain step.
     """
 
     best: Forecast
     detours: tuple[Forecast, ...]
     probe: ProbeTree | None
-    catch_up_seconds: float = 0.0
+    lost_seconds: float = 0.0
 
 
 class Decider:
@@ -80,6 +80,7 @@ class Decider:
         self._objective = settings.objective
         self._estimator = estimator
         self._decisions: dict[object, Decision] = {}
+        self._outlooks: dict[object, Outlook] = {}
         self._known_version = costs.version
 
     def refresh(self, num_steps: int) -> bool:
@@ -88,6 +89,7 @@ class Decider:
         if has_moved or self._costs.version != self._known_version:
             self._known_version = self._costs.version
             self._decisions.clear()
+            self._outlooks.clear()
         return has_moved
 
     def decide(
@@ -106,9 +108,15 @@ class Decider:
         if decision is None:
             if len(self._decisions) >= MOST_DECISIONS:
                 self._decisions.clear()
+                self._outlooks.clear()
             behind = situation[-1]
             entry = self._costs.draft_seconds(behind, ()) / PAYBACK_STEPS if behind else 0.0
-            decision = self._decisions[key] = self._decision(self._situation(load, counts, entry), current)
+            settled = self._situation(load, counts, entry)
+            # All candidates are the same whatever the last choice was.
+            seen = self._outlooks.get((counts, situation))
+            if seen is None:
+                seen = self._outlooks[counts, situation] = self._outlook(settled)
+            decision = self._decisions[key] = self._decision(settled, seen, current)
         return decision
 
     def forecasts(self, load: StepLoad, kinds: Sequence[int]) -> list[Forecast]:
@@ -128,8 +136,7 @@ class Decider:
         table = self.knowledge.table(leading_class(situation.kinds))
         return outlook(table, situation, self._costs, self._objective)
 
-    def _decision(self, situation: Situation, current_key: tuple[int, int, int]) -> Decision:
-        seen = self._outlook(situation)
+    def _decision(self, situation: Situation, seen: Outlook, current_key: tuple[int, int, int]) -> Decision:
         score = seen.score
         best, current = int(score.argmax()), seen.find(current_key)
         if best and self._estimator.num_observed < EARLY_TREES:
@@ -150,9 +157,11 @@ class Decider:
         plain, probe = seen.forecast(0), self._probe(situation, seen)
         best = seen.best_tree
         if best is not None and self._bounds.reads_confidence:
-            tree, catch_up = seen.forecast(best), PAYBACK_STEPS * situation.entry_seconds
-            if probe is None or regret_of(plain, tree) + catch_up <= probe.lost_seconds:
-                return Decision(plain, (tree,), None, catch_up)
+            tree = seen.forecast(best)
+            lost = max(regret_of(plain, tree), LEAST_PROBE_SHARE * (tree.seconds - plain.seconds))
+            lost += PAYBACK_STEPS * situation.entry_seconds
+            if probe is None or lost <= probe.lost_seconds:
+                return Decision(plain, (tree,), None, lost)
         return Decision(plain, (), probe)
 
     def _probe(self, situation: Situation, seen: Outlook) -> ProbeTree | None:

@@ -71,6 +71,10 @@ class FormulaCosts:
     mask_seconds: float = 0.0
     observed: list[StepSize] = field(default_factory=list)
 
+    @property
+    def num_observed(self) -> int:
+        return len(self.observed)
+
     def verify_seconds(self, num_rows: int, context: int, row_context: int) -> float:
         return self.verify(num_rows) + self.context_cost * (context + 2 * row_context)
 

@@ -78,7 +78,8 @@ def test_few_steps_are_planned(rates_name: str, most_plans: int, monkeypatch: py
         assert len(plans) >= 300 // (MOST_STEPS_OF_A_REST + 1)
         assert sum(run.choices[-300:]) <= 8
     else:
-        assert all(run.choices[-100:])
+        # But for a few that learn what plain steps take.
+        assert sum(map(bool, run.choices[-100:])) >= 95
 
 
 def test_plans_with_trees_rest_longer_and_only_where_they_may() -> None:
