@@ -26,7 +26,8 @@ from aquiline.engine.acceptance_prior import (
     RequestClass,
     class_of,
 )
-from aquiline.engine.cut_tally import GREEDY_SHARE, SAMPLED_SHARE, CutTally, CutTree, CutTrials
+from aquiline.engine.cut_tally import GREEDY_SHARE, SAMPLED_SHARE, CutTally
+from aquiline.engine.cut_tree import CutTree, CutTrials
 from aquiline.request import Request
 from aquiline.speculation import DynamicTree, StaticTree
 

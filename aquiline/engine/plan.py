@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aquiline.engine.cost_model import StepSeconds, StepSize
-from aquiline.engine.cut_tally import CutTree
+from aquiline.engine.cut_tree import CutTree
 from aquiline.request import Request
 from aquiline.speculation import NO_TREE, TreeShape
 

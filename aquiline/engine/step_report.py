@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from aquiline.engine.acceptance_prior import has_hidden_rules
 from aquiline.engine.commit import AcceptedRun
 from aquiline.engine.cost_model import StepSeconds, StepSize
-from aquiline.engine.cut_tally import CutTree
+from aquiline.engine.cut_tree import CutTree
 from aquiline.engine.forecast_tally import ForecastTally
 from aquiline.engine.inputs import StepLayout
 from aquiline.engine.plan import StepPlanner, StepReport, TreeOutcome

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aquiline.engine.cost_model import StepSize
-from aquiline.engine.cut_tally import THRESHOLDS, CutTree
+from aquiline.engine.cut_tally import THRESHOLDS
+from aquiline.engine.cut_tree import CutTree
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport, TreeOutcome
 from aquiline.engine.planner import AutoPlanner
 from aquiline.request import Request

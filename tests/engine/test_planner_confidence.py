@@ -51,8 +51,8 @@ def test_it_comes_near_the_best_threshold(machine: str, draft: str, num_requests
     num_steps = 1200 if num_requests == 1 else 400
     run = made.steps(num_steps, lambda: fresh_load(requests), lambda _: DRAFTS[draft])
     best = best_rate(costs, load_of(requests), DRAFTS[draft], CUTS[-1].shape(BOUNDS), 3000 // num_requests)
-    # Drawn at random, so within a few per cent of what was drawn for the others. The planner keeps away from a cliff, for
-    # the number of nodes varies; and where hardly any node pays, what it learns with costs it most.
+    # Drawn at random, so within a few per cent of what was drawn for the others. The planner keeps away from a cliff,
+    # for the number of nodes varies; and where hardly any node pays, what it learns with costs it most.
     assert run.rate(num_steps // 3) > (0.9 if machine in ("cliff", "steep") else 0.95) * best
 
 
