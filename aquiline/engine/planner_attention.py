@@ -17,8 +17,8 @@ class Attention:
 
     What is always foretold wrongly by the same share alarms nobody for long: learning has not mended it.
 
-    Worked example: steps that take 1.5 times what was foretold bring the mean to 1.025, 1.049, 1.071, 1.093 and 1.113,
-    and what is usual to 1.012; after the fifth, the planner is alert.
+    Worked example: steps that take 1.5 times what was foretold bring the mean to 1.025, 1.049, 1.071, 1.093, 1.113 and
+    1.132, and what is usual to 1.015; after the sixth, the planner is alert.
 
     Attributes:
         is_alert: forecasts have been wrong of late.
