@@ -142,8 +142,8 @@ def test_a_request_that_rests_comes_back_to_the_usual_skill_of_a_boastful_draft(
     hit, miss = CutTree((0.9,), (0,), (1,), (1,)), CutTree((0.9,), (0,), (1,), ())
     for step in range(400):
         estimator.observe_cut("usual", SHAPE, hit if step % 20 < 9 else miss)
-    for _ in range(30):
-        estimator.observe_cut("lucky", SHAPE, hit)
+    for step in range(40):
+        estimator.observe_cut("lucky", SHAPE, miss if step % 4 == 0 else hit)
     assert estimator.skill("usual") == USUAL_SKILL
     assert estimator.skill("lucky") > USUAL_SKILL
     skills = []
