@@ -283,7 +283,9 @@ def _number(text: str, name: str, highest: int) -> int:
 
 def _survival(text: str) -> float:
     if not re.fullmatch(r"0(\.[0-9]{1,12})?", text):
-        raise InvalidParameterError(f"survival is {text!r}; it must be a number from 0 to below 1, for example 0.1")
+        raise InvalidParameterError(
+            f"survival is {text!r}; it must be from 0 to below 1, with up to 12 decimals, for example 0.1"
+        )
     return float(text)
 
 

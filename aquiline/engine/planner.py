@@ -213,8 +213,12 @@ class AutoPlanner:
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`. Reports are read several at once, which takes far less time than one by one."""
         self._reports.append(report)
-        if report.seconds is not None and self._is_best:
+        if report.seconds is not None and self._is_best and self.last is not None:
             self.glance(report.seconds.total)
+            if report.outcomes:
+                num_accepted = sum([len(outcome.accepted) for outcome in report.outcomes])
+                num_requests = report.size.num_requests
+                self._attention.see_tokens(num_requests + num_accepted, self.last.expected, num_requests)
         self._probes.observe(report.outcomes)
 
     def forget(self, request_id: str) -> None:
