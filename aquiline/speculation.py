@@ -195,7 +195,7 @@ def tree_from_paths(paths: list[tuple[int, ...]]) -> StaticTree:
 def spelt(shape: TreeShape) -> str:
     """The shape as `--speculate` takes it; its nodes may be numbered in any order."""
     if isinstance(shape, DynamicTree):
-        cut = f",survival={shape.least_survival:g}" if shape.least_survival else ""
+        cut = f",survival={shape.least_survival:.12f}".rstrip("0") if shape.least_survival else ""
         return f"dynamic:steps={shape.steps},topk={shape.topk},nodes={shape.num_draft_tokens}{cut}"
     if shape.num_draft_tokens == 0:
         return "off"
@@ -283,7 +283,9 @@ def _number(text: str, name: str, highest: int) -> int:
 
 def _survival(text: str) -> float:
     if not re.fullmatch(r"0(\.[0-9]{1,12})?", text):
-        raise InvalidParameterError(f"survival is {text!r}; it must be a number from 0 to below 1, for example 0.1")
+        raise InvalidParameterError(
+            f"survival is {text!r}; it must be from 0 to below 1, with up to 12 decimals, for example 0.1"
+        )
     return float(text)
 
 

@@ -16,6 +16,7 @@ from aquiline.speculation import (
     StaticTree,
     chain,
     parse_speculation,
+    spelt,
     tree_from_branching,
     tree_from_paths,
 )
@@ -189,3 +190,12 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
     if mode.shape is not None:
         assert 1 <= mode.shape.num_draft_tokens <= MAX_DRAFT_TOKENS
         assert 1 <= mode.shape.depth <= MAX_DEPTH
+
+
+@pytest.mark.parametrize("survival", ["0.1", "0.03", "0.00001", "0.123456789", "0.000000000001", "0.999999999999"])
+def test_dynamic_shapes_are_spelt_as_they_are_typed(survival: str) -> None:
+    text = f"dynamic:steps=4,topk=3,nodes=8,survival={survival}"
+    shape = parse_speculation(text).shape
+    assert isinstance(shape, DynamicTree)
+    assert spelt(shape) == text
+    assert parse_speculation(spelt(shape)).shape == shape

@@ -156,12 +156,13 @@ class RateTable:
 
 @dataclass(slots=True)
 class _OwnTrials:
-    """Of one request: trials, hits, and the hits that the shared estimate foretold."""
+    """Of one request: trials, hits, the hits foretold by the shared estimate, and what share of those comes true."""
 
     request_class: RequestClass
     trials: float = 0.0
     hits: float = 0.0
     foretold: float = 0.0
+    hit_rate: float = 1.0
     skill: int = USUAL_SKILL
 
     @property
@@ -178,7 +179,8 @@ class _OwnTrials:
         self.trials = self.trials * kept + num_trials
         self.hits = self.hits * kept + hits
         self.foretold = self.foretold * kept + foretold
-        self.skill = _skill_of(self, hit_rate)
+        self.hit_rate = hit_rate
+        self.skill = _skill_of(self)
 
 
 class AcceptanceEstimator:
@@ -187,18 +189,20 @@ class AcceptanceEstimator:
     Attributes:
         tables: by class, of trees with fixed shapes.
         cut: by class, of trees that end where the draft has no confidence.
+        num_trees: that grew, those of requests with rules that the draft cannot see included.
     """
 
     def __init__(self, priors: AcceptancePriors | None = None) -> None:
         given = priors or AcceptancePriors()
         self.tables = tuple(RateTable(given.of(each)) for each in RequestClass)
         self.cut = tuple(_cut_tally(given, each) for each in RequestClass)
+        self.num_trees = 0
         self._own: dict[str, _OwnTrials] = {}
 
     def successor(self) -> AcceptanceEstimator:
         """One for the requests of another engine that knows, and goes on learning, the same rates."""
         other = AcceptanceEstimator.__new__(AcceptanceEstimator)
-        other.tables, other.cut, other._own = self.tables, self.cut, {}
+        other.tables, other.cut, other.num_trees, other._own = self.tables, self.cut, self.num_trees, {}
         return other
 
     @property
@@ -225,6 +229,7 @@ class AcceptanceEstimator:
         num_draft_tokens: int,
         accepted: tuple[int, ...],
         is_usual: bool = True,
+        request_class: RequestClass = RequestClass.GREEDY,
     ) -> None:
         """Learn from the path that one tree got accepted; `refresh` of the table makes it count.
 
@@ -232,8 +237,10 @@ class AcceptanceEstimator:
             num_draft_tokens: the request held the first so many nodes of `shape`.
             accepted: accepted nodes from the root's child down.
             is_usual: False for a request with rules that the draft cannot see: only its own skill learns.
+            request_class: of a request that has ended, of which nothing is kept.
         """
-        own = self._own_of(request_id)
+        self.num_trees += 1
+        own = self._own.get(request_id) or _OwnTrials(request_class)
         table = self.tables[own.request_class]
         path = table.path(shape, num_draft_tokens, accepted)
         own.add(len(path.trials), path.hits, path.foretold)
@@ -241,13 +248,21 @@ class AcceptanceEstimator:
             path.count += 1
             table.num_observed += 1
 
-    def observe_cut(self, request_id: str, shape: DynamicTree, tree: CutTree, is_usual: bool = True) -> None:
+    def observe_cut(
+        self,
+        request_id: str,
+        shape: DynamicTree,
+        tree: CutTree,
+        is_usual: bool = True,
+        request_class: RequestClass = RequestClass.GREEDY,
+    ) -> None:
         """Learn from a tree that was cut where `shape` says; `refresh` of the tally makes it count.
 
         Args:
-            is_usual: as in `observe`.
+            is_usual, request_class: as in `observe`.
         """
-        own = self._own_of(request_id)
+        self.num_trees += 1
+        own = self._own.get(request_id) or _OwnTrials(request_class)
         tally = self.cut[own.request_class]
         trials = CutTrials(tree)
         chances, hits = trials.foretold, trials.hits
@@ -257,12 +272,6 @@ class AcceptanceEstimator:
             own.add(len(chances), hits, sum(chances), tally.hit_rate)
         if is_usual:
             tally.observe(shape, tree)
-
-    def _own_of(self, request_id: str) -> _OwnTrials:
-        own = self._own.get(request_id)
-        if own is None:
-            own = self._own[request_id] = _OwnTrials(RequestClass.GREEDY)
-        return own
 
     def fade(self, request_id: str, num_steps: int = 1) -> None:
         """Let a request that grew no tree for some steps come back to the usual skill, little by little."""
@@ -303,10 +312,10 @@ def with_skill(rates: Sequence[float], skill: float) -> list[float]:
     return [rate * bent / total for rate in rates]
 
 
-def _skill_of(own: _OwnTrials, hit_rate: float = 1.0) -> int:
+def _skill_of(own: _OwnTrials) -> int:
     if own.trials < TRIALS_TO_JUDGE_ONE:
         return USUAL_SKILL
-    foretold = min(MOST_CERTAIN, hit_rate * own.foretold / own.trials)
+    foretold = min(MOST_CERTAIN, own.hit_rate * own.foretold / own.trials)
     seen = (own.hits + OWN_PRIOR_TRIALS * foretold) / (own.trials + OWN_PRIOR_TRIALS)
     odds = seen * (1.0 - foretold) / max(1e-6, (1.0 - seen) * foretold)
     return bisect(_SKILL_BORDERS, odds)

@@ -53,6 +53,7 @@ SAMPLED_SHARE = 0.85
 # Measured at temperature 0 with the head that the project ships, whose first child was right in this share of all
 # steps: nodes of every depth, and trees with any node, per tree, at every threshold.
 PRIOR_FIRST_RATE = 0.53
+LEAST_SCALE = 0.01
 PRIOR_NODES = (
     (2.58, 2.36, 1.22, 0.49, 0.17, 0.05, 0.012, 0.003),
     (2.06, 1.59, 0.78, 0.30, 0.13, 0.04, 0.010, 0.002),
@@ -113,7 +114,7 @@ class CutTally:
 
     def __init__(self, first_rate: float, kept_share: float = 1.0) -> None:
         # A draft that is right less often is sure less often.
-        scale = min(1.0, first_rate / PRIOR_FIRST_RATE)
+        scale = min(1.0, max(LEAST_SCALE, first_rate / PRIOR_FIRST_RATE))
         self.chains = WidthTally(np.array(PRIOR_CHAIN_NODES) * scale, scale, kept_share)
         self.trees = WidthTally(np.array(PRIOR_NODES) * scale, scale, kept_share)
         self.num_observed = 0
@@ -137,7 +138,7 @@ class CutTally:
     def observe(self, shape: DynamicTree, tree: CutTree) -> None:
         """One tree that was cut where `shape` says; `refresh` makes it count."""
         self.num_observed += 1
-        cut = (shape.least_survival, shape.steps)
+        cut = (shape.least_survival, min(shape.steps, tree.max_depth))
         self.chains.add(cut, tree if shape.topk == 1 else tree.main_chain())
         self.trees.add(cut if shape.topk > 1 else NEVER, tree)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from aquiline.speculation import MAX_DEPTH
+
 
 @dataclass(frozen=True, slots=True)
 class CutTree:
@@ -15,12 +17,14 @@ class CutTree:
         parents: node numbers of the whole tree, in which the root is 0 and these nodes follow.
         depths: by node.
         accepted: numbers of accepted nodes, from the root's child down.
+        max_depth: of a node that the request could still have used.
     """
 
     survivals: tuple[float, ...]
     parents: tuple[int, ...]
     depths: tuple[int, ...]
     accepted: tuple[int, ...]
+    max_depth: int = MAX_DEPTH
 
     def main_chain(self) -> CutTree:
         """The first children alone, from the root down.
@@ -39,6 +43,7 @@ class CutTree:
             tuple(range(len(nodes))),
             tuple(range(1, len(nodes) + 1)),
             tuple(places[node] for node in self.accepted if node in places),
+            self.max_depth,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from aquiline.engine.acceptance_prior import RequestClass
 from aquiline.engine.cost_model import StepSeconds, StepSize
 from aquiline.engine.cut_tree import CutTree
 from aquiline.request import Request
@@ -79,6 +80,7 @@ class TreeOutcome:
         accepted: accepted nodes from the root's child down; `num_draft_tokens` nodes of the step's shape were offered.
         is_usual: no rule that the draft cannot see held the request.
         tree: as it grew, where the draft's confidence shaped it.
+        request_class: the request may have ended with this step, so that nobody knows it any more.
     """
 
     request_id: str
@@ -86,6 +88,7 @@ class TreeOutcome:
     accepted: tuple[int, ...]
     is_usual: bool = True
     tree: CutTree | None = None
+    request_class: RequestClass = RequestClass.GREEDY
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
     rate(tree) = committed tokens expected in a step / time of that step
 
-Every step compares plain decoding with some hundred shapes (`tree_families`) by what they are expected to commit
-(`acceptance`) and to cost (`cost_model`). All requests of a step share one shape; each holds its first nodes, as many
-as its own acceptance justifies.
+Every step compares plain decoding with some hundred choices by what they are expected to commit (`acceptance`) and to
+cost (`cost_model`). Where the host sees the draft's confidence, these are places to end a tree (`cut_candidates`), the
+same for all requests but those whose drafts fail, which hold none. Elsewhere they are fixed shapes (`tree_families`):
+all requests of a step share one, and each holds its first nodes, as many as its own acceptance justifies.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class AutoPlanner:
 
     def plan(self, load: StepLoad) -> StepPlan:
         """See `StepPlanner`."""
-        knows_well = self.estimator.num_observed >= PATHS_KNOWN_WELL and self.costs.num_observed >= STEPS_KNOWN_WELL
+        knows_well = self.estimator.num_trees >= PATHS_KNOWN_WELL and self.costs.num_observed >= STEPS_KNOWN_WELL
         self._num_since_lesson += 1 + self._rests.num_rested
         is_due = self._num_since_lesson >= STEPS_PER_LESSON
         self.learns = is_due or not knows_well or self._attention.is_alert
@@ -212,8 +213,12 @@ class AutoPlanner:
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`. Reports are read several at once, which takes far less time than one by one."""
         self._reports.append(report)
-        if report.seconds is not None and self._is_best:
+        if report.seconds is not None and self._is_best and self.last is not None:
             self.glance(report.seconds.total)
+            if report.outcomes:
+                num_accepted = sum([len(outcome.accepted) for outcome in report.outcomes])
+                num_requests = report.size.num_requests
+                self._attention.see_tokens(num_requests + num_accepted, self.last.expected, num_requests)
         self._probes.observe(report.outcomes)
 
     def forget(self, request_id: str) -> None:
@@ -231,7 +236,7 @@ class AutoPlanner:
             self._learn_from(report.shape, report.outcomes)
         num_steps = len(self._reports)
         self._reports.clear()
-        if self.estimator.num_observed >= PATHS_READ_AT_ONCE or self._num_plain_steps >= REPORTS_READ_AT_ONCE:
+        if self.estimator.num_trees >= PATHS_READ_AT_ONCE or self._num_plain_steps >= REPORTS_READ_AT_ONCE:
             self._num_read_at_once = REPORTS_READ_AT_ONCE
         if self.decider.refresh(num_steps) and self._num_plain_steps:
             self.is_hopeless = self.decider.is_hopeless()
@@ -240,6 +245,7 @@ class AutoPlanner:
         observe, observe_cut = self.estimator.observe, self.estimator.observe_cut
         for each in outcomes:
             if isinstance(shape, StaticTree):
-                observe(each.request_id, shape, each.num_draft_tokens, each.accepted, each.is_usual)
+                size, accepted = each.num_draft_tokens, each.accepted
+                observe(each.request_id, shape, size, accepted, each.is_usual, each.request_class)
             elif each.tree is not None:
-                observe_cut(each.request_id, shape, each.tree, each.is_usual)
+                observe_cut(each.request_id, shape, each.tree, each.is_usual, each.request_class)

@@ -34,8 +34,8 @@ class Candidate:
         shape: that of the request that holds most; the others hold its first nodes.
         num_draft_tokens: by kind.
         expected: committed tokens of a step, the bonus token included, by kind.
-        key: names the candidate across changes of its shape: its family and its size there, or the number of its
-            threshold.
+        key: names the candidate across changes of its shape: its family and its size there, or the numbers of its width
+            and depth, in one, and of its threshold.
         mean_nodes: by kind, of trees that end where the draft has no confidence; empty: all nodes are there.
         mean_level_rows: likewise, rows of every draft level, the root's first.
     """

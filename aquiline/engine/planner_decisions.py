@@ -139,12 +139,12 @@ class Decider:
     def _decision(self, situation: Situation, seen: Outlook, current_key: tuple[int, int, int]) -> Decision:
         score = seen.score
         best, current = int(score.argmax()), seen.find(current_key)
-        if best and self._estimator.num_observed < EARLY_TREES:
+        if best and self._estimator.num_trees < EARLY_TREES:
             # Deep trees teach of all that are shallower, but not the other way round.
             best = seen.best_deep_tree or best
         elif current is not None:
             margin = SWITCH_MARGIN if (best == 0) != (current == 0) else MARGIN
-            if best == 0 and self._estimator.num_observed < EARLY_PATHS:
+            if best == 0 and self._estimator.num_trees < EARLY_PATHS:
                 margin = EARLY_MARGIN
             if score[best] <= score[current] + margin * abs(score[current]):
                 best = current

@@ -117,7 +117,8 @@ def cut_probe(candidate: Candidate, kind: int, load: StepLoad, costs: StepCosts)
 
     What it is expected to bring counts, but it always costs something: expectations may be wrong.
     """
-    size, roots = max(1, round(candidate.mean_nodes[kind])), load.num_roots
+    shape, roots = candidate.shape.truncated(load.max_draft_tokens), load.num_roots
+    size = min(shape.num_draft_tokens, max(1, round(candidate.mean_nodes[kind])))
     level_rows = [round(rows) for rows in candidate.mean_level_rows]
     plain = costs.verify_seconds(roots + load.num_other_rows, load.context, load.context)
     row_context = load.context + size * (load.context // roots)
@@ -125,4 +126,4 @@ def cut_probe(candidate: Candidate, kind: int, load: StepLoad, costs: StepCosts)
     others = costs.other_seconds(roots + size, roots) - costs.other_seconds(roots, roots)
     extra = verify - plain + others + costs.draft_seconds(1, [rows for rows in level_rows if rows])
     gained = (candidate.expected[kind] - 1.0) * plain / roots
-    return ProbeTree(candidate.shape, max(extra - gained, LEAST_PROBE_SHARE * extra))
+    return ProbeTree(shape, max(extra - gained, LEAST_PROBE_SHARE * extra))

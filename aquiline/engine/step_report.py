@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aquiline.engine.acceptance_prior import has_hidden_rules
+from aquiline.engine.acceptance_prior import class_of, has_hidden_rules
 from aquiline.engine.commit import AcceptedRun
 from aquiline.engine.cost_model import StepSeconds, StepSize
 from aquiline.engine.cut_tree import CutTree
@@ -110,10 +110,12 @@ def tree_outcomes(
             nodes = tuple(node for node in nodes if node <= held)
         if survivals is not None and parents is not None and depths is not None:
             end = held + 1
-            grown = CutTree(survivals[index][1:], tuple(parents[index][1:end]), tuple(depths[index][1:end]), nodes)
-        elif isinstance(shape, DynamicTree):
-            grown = CutTree((), (), (), ())
-        outcomes.append(TreeOutcome(request.request_id, held, nodes, not has_hidden_rules(request.params), grown))
+            own_parents, own_depths = tuple(parents[index][1:end]), tuple(depths[index][1:end])
+            grown = CutTree(survivals[index][1:], own_parents, own_depths, nodes, scheduled.grown_depth)
+        elif isinstance(shape, DynamicTree) and tree is None:
+            grown = CutTree((), (), (), (), scheduled.grown_depth)
+        is_usual, request_class = not has_hidden_rules(request.params), class_of(request.params)
+        outcomes.append(TreeOutcome(request.request_id, held, nodes, is_usual, grown, request_class))
     return outcomes
 
 

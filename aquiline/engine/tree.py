@@ -35,9 +35,10 @@ class DraftTree:
         grown_counts: places of each request that the draft model filled, the root included; the nodes behind them were
             looked up. None: all of them.
         survivals: of every grown node of each request in node order, the root (1.0) included: the product of the
-            draft's confidences down to it. As many as there are grown places with rows. None: the host does not know
-            them, or confidence did not shape all trees.
-        level_rows: nodes that the draft proposed children of, by depth, the roots (one a tree) first; None: likewise.
+            draft's confidences down to it. As many as there are grown places with rows; none where confidence did not
+            shape a tree. None: it shaped no tree, or the host does not know.
+        level_rows: nodes that the draft proposed children of, by depth, the roots (one a tree) first; None: confidence
+            did not shape all trees, or the host does not know.
         draft_log_probs: [num_reqs, num_nodes, draft_vocab] float32, what each node's children were drawn from (nodes
             without children may hold anything); needed by the multi-round rule only.
         draft_to_target_ids: [draft_vocab] int64; None: the draft has the target's vocabulary.
@@ -144,8 +145,9 @@ def joined_trees(trees: Sequence[DraftTree]) -> DraftTree | None:
 
 
 def _joined_survivals(trees: Sequence[DraftTree]) -> tuple[tuple[float, ...], ...] | None:
-    parts = [tree.survivals for tree in trees if tree.survivals is not None]
-    return tuple(itertools.chain(*parts)) if len(parts) == len(trees) else None
+    if all(tree.survivals is None for tree in trees):
+        return None
+    return tuple(itertools.chain(*(tree.survivals or ((),) * len(tree.tokens) for tree in trees)))
 
 
 def _summed_level_rows(trees: Sequence[DraftTree]) -> tuple[int, ...] | None:

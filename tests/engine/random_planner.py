@@ -71,6 +71,9 @@ class RandomPlanner:
         """See `StepPlanner`."""
         return self._dice.random() < 0.9
 
+    def glance(self, seconds: float) -> None:
+        """See `StepPlanner`."""
+
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`."""
         self.num_reports += 1

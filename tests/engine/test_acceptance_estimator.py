@@ -125,6 +125,7 @@ def test_requests_of_one_class_say_nothing_of_another() -> None:
 
 def test_an_engine_that_follows_another_knows_what_that_one_learnt_but_none_of_its_requests() -> None:
     estimator = AcceptanceEstimator()
+    estimator.kind(request(0, name="r"))
     for _ in range(40):
         estimator.observe("r", chain(2), 2, ())
     follower = estimator.successor()
@@ -143,6 +144,7 @@ def test_requests_that_rules_bind_do_not_change_the_shared_rates() -> None:
     estimator = AcceptanceEstimator()
     table = estimator.tables[RequestClass.GREEDY]
     before = [list(row) for row in table.rates]
+    estimator.kind(request(0, name="bound"))
     for _ in range(200):
         estimator.observe("bound", chain(3), 3, (), is_usual=False)
     table.refresh()
@@ -154,6 +156,8 @@ def test_requests_that_rules_bind_do_not_change_the_shared_rates() -> None:
 
 def test_skills_tell_requests_apart_and_are_forgotten() -> None:
     estimator = AcceptanceEstimator()
+    for name in ("good", "bad"):
+        estimator.kind(request(0, name=name))
     for _ in range(40):
         estimator.observe("good", chain(2), 2, (1, 2))
         estimator.observe("bad", chain(2), 2, ())
@@ -213,6 +217,7 @@ def test_candidates_foresee_what_they_bring(name: str) -> None:
     rates = AcceptancePrior(tuple(map(tuple, RATES[name]))).rows()
     for place in range(len(table.family)):
         candidate = table.candidate(place)
+        assert isinstance(candidate.shape, StaticTree)
         for number, skill in enumerate(SKILLS):
             size = candidate.num_draft_tokens[number]
             chances = survivals(candidate.shape, [with_skill(row, skill) for row in rates])

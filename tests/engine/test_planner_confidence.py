@@ -87,3 +87,15 @@ def test_dear_rows_raise_the_threshold() -> None:
         assert planner.last is not None
         chosen.append(planner.last.candidate.key[1])
     assert chosen == sorted(chosen) and chosen[0] < chosen[-1] < len(THRESHOLDS)
+
+
+@pytest.mark.parametrize(("num_requests", "num_steps"), [(1, 500), (8, 250)])
+def test_a_draft_that_loses_its_sense_is_left_though_steps_rest(num_requests: int, num_steps: int) -> None:
+    costs = FormulaCosts(MACHINES["convex"])
+    requests = [request(index) for index in range(num_requests)]
+    made = machine_for(costs)
+    made.steps(600, lambda: fresh_load(requests), lambda _: DRAFTS["decided"])
+    liar = ConfidentDraft((3.0, 0.5), truth=0.0)
+    run = made.steps(num_steps + 200, lambda: fresh_load(requests), lambda _: liar)
+    plain = num_requests / costs.predict(step_size(load_of(requests), (), 0)).total
+    assert run.rate(600 + num_steps) > 0.95 * plain

@@ -9,6 +9,7 @@ import pytest
 from aquiline.engine.cost_model import GENERIC_PROFILE, CostModel
 from aquiline.engine.plan import StepPlan
 from aquiline.engine.planner import AutoPlanner
+from aquiline.engine.planner_attention import Attention
 from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.engine.planner_rest import IDLE_PLAN, MOST_STEPS_OF_A_REST, MOST_STEPS_WITH_TREES, Rests
 from aquiline.engine.tree_families import TreeBounds
@@ -124,3 +125,12 @@ def test_a_request_that_comes_or_goes_ends_the_rest(monkeypatch: pytest.MonkeyPa
     before = len(plans)
     engine.step()
     assert plans[before:] == [1]
+
+
+def test_attention_comes_after_six_steps_that_take_half_as_long_again_and_goes_when_that_is_usual() -> None:
+    attention, alerts = Attention(), []
+    for _ in range(1000):
+        attention.see(1.5, 1.0)
+        alerts.append(attention.is_alert)
+    assert alerts.index(True) == 5
+    assert not any(alerts[600:])

@@ -50,7 +50,9 @@ def test_trees_end_below_stairs(batch: int, rates_name: str) -> None:
     choice, sizes, costs = planned(batch, rates_name)
     load = load_of([request(index) for index in range(batch)])
     rates = RATES[rates_name]
-    own = true_rate(costs, load, choice.candidate.shape, sizes, rates)
+    shape = choice.candidate.shape
+    assert isinstance(shape, StaticTree)
+    own = true_rate(costs, load, shape, sizes, rates)
     assert own >= 0.96 * best_rate(costs, load, rates, 32)
     # Someone who lets as many requests as fit below the stair hold one node or two does not do better either.
     for size in (1, 2):

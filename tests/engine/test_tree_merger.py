@@ -130,8 +130,11 @@ def test_what_the_draft_said_of_its_nodes_outlives_every_change() -> None:
     assert joined.level_rows == (3, 2, 1)
     assert joined.row_counts == tuple(map(len, joined.survivals))
     assert joined.with_bare_roots([7]).survivals == (*joined.survivals, (1.0,))
-    unknown = joined_trees([one, replace(other, survivals=None, level_rows=None)])
-    assert unknown is not None and unknown.survivals is None and unknown.level_rows is None
+    silent = replace(other, survivals=None, level_rows=None)
+    partly, unknown = joined_trees([one, silent]), joined_trees([silent, silent])
+    assert partly is not None and unknown is not None
+    assert partly.survivals == ((1.0, 0.5, 0.2), (1.0,), ()) and partly.level_rows is None
+    assert unknown.survivals is None and unknown.level_rows is None
 
     step = step_of([HostTree((1, 4), (0, 1), (0.5, 0.4)), NO_NODES, NO_NODES, HostTree((5,), (0,), (0.5,))], 3)
     merged = ON_HOST.merge(step, joined)
