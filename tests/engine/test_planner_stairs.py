@@ -12,7 +12,7 @@ from aquiline.engine.forecast import Forecast
 from aquiline.engine.planner import AutoPlanner
 from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
-from aquiline.speculation import chain
+from aquiline.speculation import StaticTree, chain
 from tests.engine.synthetic_costs import (
     RATES,
     FormulaCosts,
