@@ -141,7 +141,8 @@ class Decider:
         best, current = int(score.argmax()), seen.find(current_key)
         if best and self._estimator.num_trees < EARLY_TREES:
             # Deep trees teach of all that are shallower, but not the other way round.
-            best = seen.best_deep_tree or best
+            deep = seen.best_deep_tree
+            best = deep if deep is not None and score[deep] > score[0] else best
         elif current is not None:
             margin = SWITCH_MARGIN if (best == 0) != (current == 0) else MARGIN
             if best == 0 and self._estimator.num_trees < EARLY_PATHS:
