@@ -184,18 +184,20 @@ def grow_dynamic_tree(context: GrowthContext, shape: DynamicTree, roots: DraftSt
     of level d uses scratch place (d - 1) * topk + j.
 
     Unlikely nodes run through the draft like all others, worth nothing, and are left out in the end: no level waits for
-    a device to say how many there are.
+    a device to say how many there are. Where the host sees that none is left, no further level runs.
     """
     topk, num_reqs = shape.topk, context.num_reqs
     levels = [_without_unlikely(context, shape, _first_level(context, context.propose(roots.head_inputs, 0), topk))]
     frontier = _first_frontier(levels[0], roots.hidden_states)
     for depth in range(1, shape.steps):
+        if shape.least_survival > 0.0 and _is_seen_to_end(levels[-1]):
+            break
         states = context.run(frontier.tokens, frontier.hidden_states, frontier.places, depth)
         proposal = context.propose(states.head_inputs, depth, frontier.path_tokens)
         first_index = topk + (depth - 1) * topk * topk  # of the candidates of the next level
         levels.append(_without_unlikely(context, shape, _next_level(context, proposal, frontier, depth + 1)))
         frontier = _next_frontier(frontier, levels[-1], states.hidden_states.view(num_reqs, topk, -1), first_index)
-    return _rerank(context, shape, _Candidates.joined(levels))
+    return _rerank(context, shape, _Candidates.joined(levels), len(levels))
 
 
 def _without_unlikely(context: GrowthContext, shape: DynamicTree, level: _Candidates) -> _Candidates:
@@ -204,6 +206,11 @@ def _without_unlikely(context: GrowthContext, shape: DynamicTree, level: _Candid
         return level
     may_be_kept = (level.values >= math.log(shape.least_survival)) & (level.depths <= context.max_depths.unsqueeze(1))
     return replace(level, values=level.values.where(may_be_kept, -math.inf))
+
+
+def _is_seen_to_end(level: _Candidates) -> bool:
+    """Whether no node of a level is worth anything, as far as the host sees without waiting."""
+    return level.values.device.type == "cpu" and bool((level.values == -math.inf).all())
 
 
 @dataclass(frozen=True)
@@ -266,7 +273,7 @@ def _next_level(context: GrowthContext, proposal: Proposal, frontier: _Frontier,
     )
 
 
-def _rerank(context: GrowthContext, shape: DynamicTree, candidates: _Candidates) -> DraftTree:
+def _rerank(context: GrowthContext, shape: DynamicTree, candidates: _Candidates, num_levels: int) -> DraftTree:
     """Keep the most valuable candidates, in creation order, and number them anew behind the root.
 
     Worked example, candidates 0 and 1 below the root, 2 and 3 below 0; kept are 0, 1 and 3:
@@ -275,7 +282,8 @@ def _rerank(context: GrowthContext, shape: DynamicTree, candidates: _Candidates)
         new number     1   2   -   3
         new parent     0   0   -   1
     """
-    kept = largest(candidates.values, shape.num_draft_tokens).sort(dim=1).values  # [num_reqs, num_draft_tokens]
+    most = min(shape.num_draft_tokens, candidates.values.shape[1])
+    kept = largest(candidates.values, most).sort(dim=1).values  # [num_reqs, num_kept]
     is_empty = torch.zeros_like(kept, dtype=torch.bool)
     if shape.least_survival > 0.0:
         is_empty = candidates.values.gather(1, kept) == -math.inf
@@ -296,7 +304,7 @@ def _rerank(context: GrowthContext, shape: DynamicTree, candidates: _Candidates)
     values = torch.cat((torch.zeros_like(candidates.values[:, :1]), candidates.values.gather(1, kept)), dim=1)
     if shape.least_survival > 0.0:
         tree = _with_empty_places(tree, torch.cat((root > 0, is_empty), dim=1))
-    return _with_figures(shape, tree, values) if values.device.type == "cpu" else tree
+    return _with_figures(shape, tree, values, num_levels) if values.device.type == "cpu" else tree
 
 
 def _with_empty_places(tree: DraftTree, is_empty: Tensor) -> DraftTree:
@@ -309,14 +317,15 @@ def _with_empty_places(tree: DraftTree, is_empty: Tensor) -> DraftTree:
     )
 
 
-def _with_figures(shape: DynamicTree, tree: DraftTree, values: Tensor) -> DraftTree:
+def _with_figures(shape: DynamicTree, tree: DraftTree, values: Tensor, num_levels: int) -> DraftTree:
     """The tree without places that no request fills, and with what the host knows of it.
 
     Args:
         values: of all nodes, [num_reqs, num_nodes].
+        num_levels: that the draft ran.
     """
     num_reqs = len(tree.tokens)
-    level_rows = (num_reqs, *[num_reqs * shape.topk] * (shape.steps - 1))
+    level_rows = (num_reqs, *[num_reqs * shape.topk] * (num_levels - 1))
     counts = [tree.num_nodes] * num_reqs
     if shape.least_survival > 0.0:
         counts = tree.is_valid.sum(dim=1).tolist()

@@ -58,6 +58,16 @@ def test_trees_beside_shapes_of_others_are_told_of_as_they_grew(own_shape: str) 
     assert sum(outcome.num_draft_tokens for outcome in told) > 20
 
 
+def test_no_level_runs_behind_the_last_node() -> None:
+    """The planner reckons with the levels that nodes have."""
+    engine, _, reports = engine_with_trees()
+    run_jobs(engine, [Job(random_prompt(5, 1), GREEDY)])
+    for report in reports:
+        depths = [max(each.tree.depths, default=0) for each in report.outcomes if each.tree is not None]
+        if isinstance(report.shape, DynamicTree) and depths:
+            assert len(report.size.level_rows) <= min(report.shape.steps, max(depths) + 1)
+
+
 def test_requests_that_ended_leave_nothing_and_teach_their_own_class() -> None:
     engine, planner, reports = engine_with_trees()
     for number in range(30):
