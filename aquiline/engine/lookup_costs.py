@@ -63,9 +63,6 @@ class LookupPlanner(FixedPlanner):
         self.learns = load.num_other_rows > 0 or self._num_steps % STEPS_PER_LESSON == 0
         return super().plan(load)
 
-    def glance(self, seconds: float) -> None:
-        """See `StepPlanner`."""
-
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`."""
         if report.seconds is not None:

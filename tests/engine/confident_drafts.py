@@ -15,7 +15,7 @@ from aquiline.engine.plan import StepLoad, StepPlan, StepReport, TreeOutcome
 from aquiline.engine.planner import AutoPlanner
 from aquiline.request import Request
 from aquiline.speculation import NO_TREE, DynamicTree, TreeShape
-from tests.engine.synthetic_costs import FormulaCosts, Run
+from tests.engine.synthetic_costs import FormulaCosts, Run, size_with
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,7 @@ def step_size(load: StepLoad, trees: Sequence[CutTree], new_rows: int) -> StepSi
     nodes = sum(len(tree.survivals) for tree in trees)
     deepest = max((max(tree.depths, default=0) for tree in trees), default=0)
     levels = [sum(tree.depths.count(depth) for tree in trees) for depth in range(1, deepest + 1)]
-    mean_context = load.context // max(1, load.num_roots)
-    return StepSize(
-        num_rows=load.num_roots + nodes + load.num_other_rows,
-        num_drawn_rows=load.num_roots + nodes,
-        num_requests=load.num_roots,
-        context=load.context,
-        row_context=load.context + nodes * mean_context,
-        num_new_rows=new_rows if trees else 0,
-        level_rows=(len(trees), *levels) if trees else (),
-    )
+    return size_with(load, nodes, new_rows, [len(trees), *levels] if trees else [])
 
 
 def rate_of(

@@ -142,17 +142,22 @@ def survivals(shape: StaticTree, rates: Sequence[Sequence[float]]) -> list[float
 
 def step_size(load: StepLoad, shape: StaticTree, sizes: Sequence[int], new_rows: float) -> StepSize:
     """Of a step in which the growing requests hold the first `sizes` nodes of `shape`."""
-    nodes, trees = sum(sizes), sum(size > 0 for size in sizes)
-    mean_context = load.context // max(1, load.num_roots)
+    trees = sum(size > 0 for size in sizes)
     widths = [sum(shape.num_children[node] > 0 for node in level) for level in shape.levels[:-1]] if trees else []
+    return size_with(load, sum(sizes), round(new_rows), [width * trees for width in widths])
+
+
+def size_with(load: StepLoad, nodes: int, new_rows: int, level_rows: Sequence[int]) -> StepSize:
+    """Of a step with so many nodes and rows of the draft; draft rows are written only where a tree grows."""
+    mean_context = load.context // max(1, load.num_roots)
     return StepSize(
         num_rows=load.num_roots + nodes + load.num_other_rows,
         num_drawn_rows=load.num_roots + nodes,
         num_requests=load.num_roots,
         context=load.context,
         row_context=load.context + nodes * mean_context,
-        num_new_rows=round(new_rows) if trees else 0,
-        level_rows=tuple(width * trees for width in widths),
+        num_new_rows=new_rows if level_rows else 0,
+        level_rows=tuple(level_rows),
     )
 
 
