@@ -210,6 +210,11 @@ class AcceptanceEstimator:
         """Accepted paths that the shared estimates have seen."""
         return sum([table.num_observed for table in self.tables]) + sum([tally.num_observed for tally in self.cut])
 
+    @property
+    def num_changes(self) -> int:
+        """How often a class's drafts have changed so much that what was seen before says nothing."""
+        return sum([tally.num_changes for tally in self.cut])
+
     def kind(self, request: Request) -> int:
         """Class and skill of a request in one number; the usual skill where little is known of it."""
         own = self._own.get(request.request_id)

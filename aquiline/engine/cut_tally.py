@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aquiline.engine.change_watch import ChangeWatch
 from aquiline.engine.cut_tree import CutTree
 from aquiline.speculation import DynamicTree
 
@@ -30,9 +31,11 @@ THRESHOLDS = (0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.55, 0.75)
 DEEPEST = 8
 # Trees fade with this half-life, so that the figures follow the traffic, and sooner at thresholds below those tried of
 # late; the prior weighs as many trees as this.
-FADING = 0.5 ** (1 / 800)
+FADING = 0.5 ** (1 / 400)
 FADING_UNTRIED = 0.5 ** (1 / 100)
 PRIOR_TREES = 24.0
+# Behind a change, what was seen before it weighs as many.
+TREES_REMEMBERED = 24.0
 # The draft's confidence is taken at its word until it has promised more tokens than this.
 PRIOR_TOKENS = 8.0
 PRIOR_TRIALS = 4.0
@@ -109,6 +112,7 @@ class CutTally:
 
     Attributes:
         num_observed: trees seen so far.
+        num_changes: how often the share of the draft's confidence that comes true has changed.
         chains, trees: what each sort brings; trees say what their first children would have brought alone.
     """
 
@@ -117,8 +121,9 @@ class CutTally:
         scale = min(1.0, max(LEAST_SCALE, first_rate / PRIOR_FIRST_RATE))
         self.chains = WidthTally(np.array(PRIOR_CHAIN_NODES) * scale, scale, kept_share)
         self.trees = WidthTally(np.array(PRIOR_NODES) * scale, scale, kept_share)
-        self.num_observed = 0
+        self.num_observed = self.num_changes = 0
         self._hits = self._foretold = 0.0
+        self._watch = ChangeWatch()
 
     @property
     def figures(self) -> tuple[CutFigures, CutFigures]:
@@ -143,9 +148,18 @@ class CutTally:
         self.trees.add(cut if shape.topk > 1 else NEVER, tree)
 
     def count_trials(self, hits: float, foretold: float) -> None:
-        """Children that were accepted, and how many the draft's confidence foretold."""
+        """Children that were accepted, and how many the draft's confidence foretold.
+
+        Where both have parted, what came true before says nothing of what comes.
+        """
+        share = self._watch.see(hits, foretold, self.hit_rate)
         self._hits = self._hits * FADING + hits
         self._foretold = self._foretold * FADING + foretold
+        if share is not None:
+            self.num_changes += 1
+            self._hits, self._foretold = share * TREES_REMEMBERED, TREES_REMEMBERED
+            self.chains.believe(share)
+            self.trees.believe(share)
 
     def refresh(self) -> None:
         """Bring `figures` up to what was observed."""
@@ -184,6 +198,18 @@ class WidthTally:
         """One tree that was cut at a threshold and a depth."""
         self._unread.setdefault(cut, []).append(tree)
 
+    def believe(self, share: float) -> None:
+        """Take another share of the promised tokens to come true from now on, whatever was seen."""
+        for (least_survival, max_depth), trees in self._unread.items():
+            self._take(least_survival, min(max_depth, DEEPEST), trees)
+        self._unread.clear()
+        kept = TREES_REMEMBERED / np.maximum(TREES_REMEMBERED, self._weights)
+        self._sums *= kept
+        self._held *= kept[:, 0]
+        self._weights *= kept
+        self._sums[GAIN] = share * self._sums[PROMISED]
+        self._kept_share = share
+
     def refresh(self) -> None:
         """Bring `figures` up to what was observed."""
         for (least_survival, max_depth), trees in self._unread.items():
@@ -209,7 +235,7 @@ class WidthTally:
             first_share = float(kept_share[0])
             nodes = (seen[NODES] + PRIOR_TREES * nodes) / (weight + PRIOR_TREES)
             promised = (seen[PROMISED] + PRIOR_TREES * promised) / (weight + PRIOR_TREES)
-            by_depth[:, place] = kept_share * promised, promised, nodes
+            by_depth[:, place] = np.minimum(kept_share * promised, nodes), promised, nodes
             change = np.clip(nodes / prior[place], LEAST_CHANGE, MOST_CHANGE)
         held = (self._held + PRIOR_TREES * self._prior.held) / (self._weights[:, 0] + PRIOR_TREES)
         # Who cuts less keeps more, whatever chance says.

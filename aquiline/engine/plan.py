@@ -126,8 +126,13 @@ class StepPlanner(Protocol):
     def wants_draft(self, request: Request) -> bool:
         """Whether the draft should follow a request that is about to be admitted."""
 
-    def glance(self, seconds: float) -> None:
-        """A step ran that nothing is learnt from, and took so long."""
+    def glance(self, seconds: float, num_accepted: int) -> None:
+        """A step ran that nothing is learnt from.
+
+        Args:
+            seconds: that it took.
+            num_accepted: tokens of the draft model that were committed.
+        """
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step that ran."""

@@ -84,6 +84,7 @@ class AutoPlanner:
         self._is_best = True
         self._current = (*PLAIN.key, 0)
         self._num_requests = 0
+        self._num_roots = 0
         self._num_plain_steps = self._num_since_lesson = 0
         self._last_choice: _Choice | None = None
         self._reports: list[StepReport] = []
@@ -116,6 +117,7 @@ class AutoPlanner:
     def _new_plan(self, load: StepLoad) -> StepPlan:
         if len(self._reports) >= self._num_read_at_once:
             self._read_reports()
+        self._num_roots = load.num_roots
         debt = debt_of(load)
         if not load.growing:
             plan, seconds = IDLE_PLAN, self._spare_seconds(load)
@@ -205,20 +207,19 @@ class AutoPlanner:
         """See `StepPlanner`."""
         return self._num_plain_steps == 0
 
-    def glance(self, seconds: float) -> None:
+    def glance(self, seconds: float, num_accepted: int) -> None:
         """See `StepPlanner`."""
         if self.last is not None:
             self._attention.see(seconds, self.last.seconds)
+            if self.last.candidate is not PLAIN:
+                num_committed = self._num_roots + num_accepted
+                self._attention.see_tokens(num_committed, self.last.expected, self._num_roots)
 
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`. Reports are read several at once, which takes far less time than one by one."""
         self._reports.append(report)
         if report.seconds is not None and self._is_best and self.last is not None:
-            self.glance(report.seconds.total)
-            if report.outcomes:
-                num_accepted = sum([len(outcome.accepted) for outcome in report.outcomes])
-                num_requests = report.size.num_requests
-                self._attention.see_tokens(num_requests + num_accepted, self.last.expected, num_requests)
+            self.glance(report.seconds.total, sum([len(outcome.accepted) for outcome in report.outcomes]))
         self._probes.observe(report.outcomes)
 
     def forget(self, request_id: str) -> None:

@@ -82,7 +82,7 @@ class FixedPlanner:
         """See `StepPlanner`."""
         return True
 
-    def glance(self, seconds: float) -> None:
+    def glance(self, seconds: float, num_accepted: int) -> None:
         """See `StepPlanner`."""
 
     def observe(self, report: StepReport) -> None:

@@ -16,6 +16,8 @@ from aquiline.engine.tree_families import Rates, TreeBounds, TreeFamilies
 FIRST_REFRESH = 4
 LONGEST_REFRESH = 256
 STEPS_BETWEEN_REFRESHES = 16
+# Steps with few trees say little each, but after so many that teach, what they said shall count.
+MOST_STEPS_BETWEEN_REFRESHES = 32
 # Candidates are made anew when a rate has moved by more than this, and grown anew when it has by more than that.
 NOTED_CHANGE = 0.03
 GROWING_CHANGE = 0.12
@@ -47,7 +49,7 @@ class DraftKnowledge:
         self._known_figures: dict[RequestClass, tuple[CutFigures, ...]] = {}
         self._tables: dict[RequestClass, Choices] = {}
         self._dearness = 1.0
-        self._refresh_at = self._steps_since = 0
+        self._refresh_at = self._steps_since = self._num_changes = 0
 
     def table(self, leading: RequestClass) -> Choices:
         """Candidates for steps that are led by a class."""
@@ -103,11 +105,14 @@ class DraftKnowledge:
             Whether any table may have changed.
         """
         self._steps_since += num_steps
-        num_observed = self.estimator.num_observed
-        if num_observed < self._refresh_at:
-            return False
-        if num_observed > LONGEST_REFRESH and self._steps_since < STEPS_BETWEEN_REFRESHES:
-            return False
+        num_observed, num_changes = self.estimator.num_observed, self.estimator.num_changes
+        if num_changes == self._num_changes:
+            is_late = self._bounds.reads_confidence and self._steps_since >= MOST_STEPS_BETWEEN_REFRESHES
+            if num_observed < self._refresh_at and not is_late:
+                return False
+            if num_observed > LONGEST_REFRESH and self._steps_since < STEPS_BETWEEN_REFRESHES:
+                return False
+        self._num_changes = num_changes
         self._steps_since = 0
         self._refresh_at = num_observed + min(LONGEST_REFRESH, max(FIRST_REFRESH, num_observed // 2))
         self.num_refreshes += 1

@@ -12,6 +12,7 @@ from aquiline.engine.forecast_tally import ForecastTally
 from aquiline.engine.inputs import StepLayout
 from aquiline.engine.plan import StepPlanner, StepReport, TreeOutcome
 from aquiline.engine.planner import AutoPlanner
+from aquiline.engine.schedule import ScheduledRequest
 from aquiline.engine.stats import PhaseClock
 from aquiline.engine.tree import DraftTree
 from aquiline.speculation import DynamicTree, StaticTree, TreeShape
@@ -52,7 +53,8 @@ class StepObserver:
         is_usual = self._is_usual(step)
         if not self._planner.learns:
             if is_usual:
-                self._planner.glance(self._clock.elapsed)
+                num_accepted = 0 if tree is None else num_accepted_drafts(step, shape, tree, runs)
+                self._planner.glance(self._clock.elapsed, num_accepted)
             if self.tally is not None and not step.prefill_requests:
                 self.tally.add_unread(shape)
             return
@@ -86,6 +88,23 @@ class StepObserver:
         )
 
 
+def num_accepted_drafts(step: StepLayout, shape: TreeShape, tree: DraftTree, runs: Mapping[str, AcceptedRun]) -> int:
+    """Accepted tokens of all requests that the draft model proposed; looked-up nodes stand behind its own."""
+    total = 0
+    for index, scheduled in enumerate(step.growing_requests):
+        run = runs.get(scheduled.request.request_id)
+        if run is not None and run.nodes:
+            held = _num_held(scheduled, index, shape, tree)
+            total += len(run.nodes) if run.nodes[-1] <= held else sum([node <= held for node in run.nodes])
+    return total
+
+
+def _num_held(scheduled: ScheduledRequest, index: int, shape: TreeShape, tree: DraftTree | None) -> int:
+    if isinstance(shape, StaticTree):
+        return scheduled.num_held(shape)
+    return len(tree.survivals[index]) - 1 if tree is not None and tree.survivals is not None else 0
+
+
 def tree_outcomes(
     step: StepLayout, shape: TreeShape, tree: DraftTree | None, runs: Mapping[str, AcceptedRun]
 ) -> list[TreeOutcome]:
@@ -100,9 +119,7 @@ def tree_outcomes(
         run = runs.get(request.request_id)
         if request.own_shape is not None or run is None:
             continue
-        held, grown = scheduled.num_held(shape), None
-        if isinstance(shape, DynamicTree):
-            held = len(survivals[index]) - 1 if survivals is not None else 0
+        held, grown = _num_held(scheduled, index, shape, tree), None
         nodes = run.nodes
         if nodes and nodes[-1] > held:
             # Nodes of a path are numbered downwards, and looked-up ones behind all that grew: where the path

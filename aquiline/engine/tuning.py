@@ -121,7 +121,7 @@ class TourPlanner:
         """See `StepPlanner`."""
         return True
 
-    def glance(self, seconds: float) -> None:
+    def glance(self, seconds: float, num_accepted: int) -> None:
         """See `StepPlanner`."""
 
     def observe(self, report: StepReport) -> None:

@@ -147,9 +147,10 @@ class CutMachine:
         size = step_size(load, list(trees.values()), new_rows)
         seconds = self.costs.predict(size)
         self.run.seconds.append(seconds.total)
-        if self.planner.learns:
-            outcomes = [
-                TreeOutcome(request_id, len(tree.survivals), tree.accepted, tree=tree)
-                for request_id, tree in trees.items()
-            ]
-            self.planner.observe(StepReport(shape, size, seconds, tuple(outcomes)))
+        if not self.planner.learns:
+            self.planner.glance(seconds.total, sum(len(tree.accepted) for tree in trees.values()))
+            return
+        outcomes = [
+            TreeOutcome(request_id, len(tree.survivals), tree.accepted, tree=tree) for request_id, tree in trees.items()
+        ]
+        self.planner.observe(StepReport(shape, size, seconds, tuple(outcomes)))

@@ -71,7 +71,7 @@ class RandomPlanner:
         """See `StepPlanner`."""
         return self._dice.random() < 0.9
 
-    def glance(self, seconds: float) -> None:
+    def glance(self, seconds: float, num_accepted: int) -> None:
         """See `StepPlanner`."""
 
     def observe(self, report: StepReport) -> None:

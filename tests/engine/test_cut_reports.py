@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
 
+from aquiline.engine import step_report
 from aquiline.engine.acceptance import USUAL_SKILL, AcceptanceEstimator
 from aquiline.engine.acceptance_prior import AcceptancePrior, AcceptancePriors, RequestClass
-from aquiline.engine.cut_candidates import DEPTHS
+from aquiline.engine.commit import AcceptedRun
+from aquiline.engine.cut_candidates import DEPTHS, CutTable
 from aquiline.engine.cut_tally import NODES, THRESHOLDS, CutTally
 from aquiline.engine.cut_tree import CutTree
 from aquiline.engine.engine import Engine
-from aquiline.engine.plan import StepLoad, StepReport
+from aquiline.engine.inputs import StepLayout
+from aquiline.engine.plan import StepLoad, StepReport, TreeOutcome
 from aquiline.engine.planner import AutoPlanner
 from aquiline.engine.planner_decisions import EARLY_TREES, PlannerSettings
+from aquiline.engine.step_report import num_accepted_drafts, tree_outcomes
+from aquiline.engine.tree import DraftTree
 from aquiline.request import SamplingParams
-from aquiline.speculation import DynamicTree
+from aquiline.speculation import DynamicTree, TreeShape
 from tests.engine.confident_drafts import ConfidentDraft, CutMachine
 from tests.engine.random_planner import put_planner
 from tests.engine.synthetic_costs import MACHINES, FormulaCosts, load_of, request
@@ -56,6 +63,42 @@ def test_trees_beside_shapes_of_others_are_told_of_as_they_grew(own_shape: str) 
     assert {outcome.request_id for outcome in told} == {"0"}
     assert all(outcome.tree and len(outcome.tree.survivals) == outcome.num_draft_tokens for outcome in told)
     assert sum(outcome.num_draft_tokens for outcome in told) > 20
+
+
+@pytest.mark.parametrize("lookup", ["auto", "off"])
+def test_what_a_glance_tells_is_what_a_report_would(
+    lookup: Literal["auto", "off"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+
+    def both(
+        step: StepLayout, shape: TreeShape, tree: DraftTree | None, runs: Mapping[str, AcceptedRun]
+    ) -> list[TreeOutcome]:
+        outcomes = tree_outcomes(step, shape, tree, runs)
+        glanced = 0 if tree is None else num_accepted_drafts(step, shape, tree, runs)
+        compared.append((glanced, sum(len(outcome.accepted) for outcome in outcomes)))
+        return outcomes
+
+    monkeypatch.setattr(step_report, "tree_outcomes", both)
+    for bounds in (BOUNDS, replace(BOUNDS, reads_confidence=False)):
+        engine = make_engine(TinySettings("auto", num_blocks=256, lookup=lookup))
+        put_planner(engine, AutoPlanner(FormulaCosts(lambda rows: 1.0, 1e-4, 0.0), PlannerSettings(bounds)))
+        run_jobs(engine, [Job(random_prompt(5, seed) * 3, GREEDY) for seed in range(3)])
+    assert all(glanced == told for glanced, told in compared)
+    assert sum(told for _, told in compared) > 10
+
+
+def test_no_request_gets_more_tokens_than_it_holds_nodes() -> None:
+    """However sure the draft is, however often it is right, and however well one request fares."""
+    tally = CutTally(0.9, 1.5)
+    for _ in range(300):
+        tally.observe(SHAPE, CutTree((0.9, 0.8, 0.7, 0.1), (0, 1, 2, 2), (1, 2, 3, 3), (1, 2, 3)))
+        tally.count_trials(3.0, 2.6)
+    tally.refresh()
+    table = CutTable.of([tally.figures, None, None], [tally.hit_rate] * 3, BOUNDS)
+    nodes, _, expected, _ = table.per_request
+    assert (expected - 1.0 <= nodes + 1e-9).all()
+    assert expected.max() > 3.0
 
 
 def test_no_level_runs_behind_the_last_node() -> None:

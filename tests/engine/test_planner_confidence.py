@@ -89,7 +89,7 @@ def test_dear_rows_raise_the_threshold() -> None:
     assert chosen == sorted(chosen) and chosen[0] < chosen[-1] < len(THRESHOLDS)
 
 
-@pytest.mark.parametrize(("num_requests", "num_steps"), [(1, 500), (8, 250)])
+@pytest.mark.parametrize(("num_requests", "num_steps"), [(1, 120), (8, 60)])
 def test_a_draft_that_loses_its_sense_is_left_though_steps_rest(num_requests: int, num_steps: int) -> None:
     costs = FormulaCosts(MACHINES["convex"])
     requests = [request(index) for index in range(num_requests)]
