@@ -18,7 +18,6 @@ from aquiline.speculation import DynamicTree
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 SKILL_ODDS = np.array(SKILLS)
 # Chains, and trees with so many children.
@@ -52,6 +51,7 @@ class Cut:
 
 
 CUTS = tuple(itertools.starmap(Cut, itertools.product(*(range(len(each)) for each in (WIDTHS, DEPTHS, THRESHOLDS)))))
+DEEP_PLACES = tuple(place for place, cut in enumerate(CUTS, 1) if DEPTHS[cut.depth] >= DEEP and WIDTHS[cut.width] > 1)
 NUM_OF_WIDTH = len(DEPTHS) * len(THRESHOLDS)
 # Variance of the nodes of one tree, as a share of the square of their mean, beside that of there being any: none of a
 # chain of 1.
@@ -145,13 +145,13 @@ class CutTable:
         return 1.0 - none
 
     @property
-    def is_deep(self) -> BoolArray:
-        """Whether a candidate is wide and reaches a depth of DEEP: [num_candidates]."""
-        return np.array([False, *(DEPTHS[cut.depth] >= DEEP and WIDTHS[cut.width] > 1 for cut in CUTS)])
+    def deep_places(self) -> tuple[int, ...]:
+        """Of trees that are wide and reach a depth of DEEP."""
+        return DEEP_PLACES
 
-    def neighbours(self, place: int) -> list[int]:
+    def detours(self, best: int, score: FloatArray, nodes: FloatArray) -> list[int]:
         """The next deeper and shallower trees, those cut at the next thresholds, and the other width."""
-        cut = CUTS[place - 1]
+        cut = CUTS[best - 1]
         around = (
             replace(cut, depth=cut.depth + 1),
             replace(cut, threshold=cut.threshold - 1),
@@ -159,7 +159,8 @@ class CutTable:
             replace(cut, depth=cut.depth - 1),
             replace(cut, threshold=cut.threshold + 1),
         )
-        return [CUTS.index(each) + 1 for each in around if each in CUTS]
+        places = [CUTS.index(each) + 1 for each in around if each in CUTS]
+        return [place for place in places if score[place] > -np.inf]
 
     def candidate(self, place: int) -> Candidate:
         """One of them."""

@@ -25,8 +25,6 @@ NO_ROOM_LIMIT = 0
 # Three points that have the mean and the spread of what they stand for: distances from the mean in spreads, weights.
 SPREAD_DISTANCES = np.array([-1.2, 0.0, 1.2])
 SPREAD_WEIGHTS = np.array([0.35, 0.3, 0.35])
-# Detours go to trees with more than so many times the nodes, or fewer.
-DETOUR_FACTOR = 1.3
 # More rows than this no step has.
 MOST_COUNTED_ROWS = 2**14
 FIRST_GUIDED = RequestClass.GUIDED * len(SKILLS)
@@ -108,23 +106,8 @@ class Outlook:
         )
 
     def detours(self, best: int) -> list[int]:
-        """Plain decoding, and the best of those with far more nodes and of those with far fewer, if there are any.
-
-        Of trees that end where the draft has no confidence: plain decoding, and those that end a little elsewhere.
-        """
-        if isinstance(self.table, CutTable):
-            return [0, *(place for place in self.table.neighbours(best) if self.score[place] > -np.inf)]
-        possible = self.score > -np.inf
-        nodes, own = self.num_draft_tokens, float(self.num_draft_tokens[best])
-        found = [0]
-        for others in (
-            possible & (nodes > DETOUR_FACTOR * own) & (nodes <= DETOUR_FACTOR**2 * own),
-            possible & (nodes < own / DETOUR_FACTOR) & (nodes > 0.0),
-        ):
-            if others.any():
-                places = others.nonzero()[0]
-                found.append(int(places[self.score[places].argmax()]))
-        return found
+        """Plain decoding, and what steps may try beside the best tree to learn of others."""
+        return [0, *self.table.detours(best, self.score, self.num_draft_tokens)]
 
     @property
     def best_tree(self) -> int | None:
@@ -137,11 +120,8 @@ class Outlook:
     @property
     def best_deep_tree(self) -> int | None:
         """The best choice among deep trees that end where the draft has no confidence; None: there is none."""
-        if not isinstance(self.table, CutTable):
-            return None
-        score = np.where(self.table.is_deep, self.score, -np.inf)
-        best = int(score.argmax())
-        return best if score[best] > -np.inf else None
+        places = [place for place in self.table.deep_places if self.score[place] > -np.inf]
+        return max(places, key=lambda place: float(self.score[place]), default=None)
 
     def find(self, key: tuple[int, int, int]) -> int | None:
         """Which one has a key, the best of them if several have; None: none."""

@@ -27,14 +27,14 @@ class DraftOutlook:
     """The tree that the draft model would grow for a request.
 
     Attributes:
-        num_draft_tokens: its nodes.
+        num_draft_tokens: its nodes; a mean, where trees end where the draft has no confidence.
         survivals: how likely its node of each depth on the accepted path is there, depth 1 first.
-        level_widths: nodes with children on every level.
+        level_widths: likewise, nodes with children on every level.
     """
 
-    num_draft_tokens: int
+    num_draft_tokens: float
     survivals: tuple[float, ...]
-    level_widths: tuple[int, ...]
+    level_widths: tuple[float, ...]
 
     @classmethod
     def of(cls, candidate: Candidate, kind: int) -> DraftOutlook:
@@ -43,8 +43,7 @@ class DraftOutlook:
         shape = candidate.shape.truncated(size)
         if isinstance(shape, StaticTree):
             return cls(size, even_survivals(gain, shape.depth), shape.level_widths)
-        widths = tuple(round(rows) for rows in candidate.mean_level_rows if round(rows))
-        return cls(round(candidate.mean_nodes[kind]), even_survivals(gain, shape.depth), widths)
+        return cls(candidate.mean_nodes[kind], even_survivals(gain, shape.depth), candidate.mean_level_rows)
 
     @property
     def gain(self) -> float:
@@ -119,13 +118,14 @@ class DraftWorth:
     def _trees(self, choice: Forecast, usual: DraftOutlook, num_trees: int) -> StepBase:
         """What so many trees add to a step; rows of committed tokens are written sooner or later and do not count."""
         num_nodes = num_trees * usual.num_draft_tokens
-        held = min(num_nodes, choice.room) if choice.room else num_nodes
+        held = min(num_nodes, float(choice.room)) if choice.room else num_nodes
         share = held / num_nodes if num_nodes else 0.0
         seconds = self._seconds.get(num_trees)
         if seconds is None:
-            widths = [width * num_trees for width in usual.level_widths]
+            # A level that fewer than one tree in two steps reaches does not count.
+            widths = [rows for width in usual.level_widths if (rows := round(width * num_trees))]
             seconds = self._seconds[num_trees] = self._planner.costs.draft_seconds(num_trees, widths)
-        return StepBase(held, share * num_trees * usual.gain, seconds)
+        return StepBase(round(held), share * num_trees * usual.gain, seconds)
 
     def with_draft(self, base: StepBase, growing: Sequence[Request]) -> StepBase:
         """A step with trees of the draft model in it, if the planner lets them grow."""

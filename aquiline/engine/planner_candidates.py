@@ -20,6 +20,8 @@ IntArray = NDArray[np.int64]
 LEAST_SURVIVAL = 0.002
 ROUNDING = 1e-9
 PLAIN_KEY = (-1, 0)
+# Detours go to trees with more than so many times the nodes, or fewer.
+DETOUR_FACTOR = 1.3
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,24 @@ class CandidateTable:
         """Chance that any request of a step holds a node: [num_candidates]."""
         share: FloatArray = (self.sizes @ kinds > 0.0).astype(np.float64)
         return share
+
+    @property
+    def deep_places(self) -> tuple[int, ...]:
+        """Of trees that end where the draft has no confidence: there are none here."""
+        return ()
+
+    def detours(self, best: int, score: FloatArray, nodes: FloatArray) -> list[int]:
+        """The best tree with far more nodes and the one with far fewer than the best of all, if there are any."""
+        possible, own = score > -np.inf, float(nodes[best])
+        found = []
+        for others in (
+            possible & (nodes > DETOUR_FACTOR * own) & (nodes <= DETOUR_FACTOR**2 * own),
+            possible & (nodes < own / DETOUR_FACTOR) & (nodes > 0.0),
+        ):
+            if others.any():
+                places = others.nonzero()[0]
+                found.append(int(places[score[places].argmax()]))
+        return found
 
     def candidate(self, place: int) -> Candidate:
         """One of them."""

@@ -226,8 +226,8 @@ def test_the_draft_model_serves_whom_it_pays_to_serve(survivals: list[float], nu
     def rate(idle: Collection[str]) -> float:
         served = [request.request_id for request in growing if request.request_id not in idle]
         gains = [outlook.gain_beside(known[name]) if name in known else outlook.gain for name in served]
-        rows = base.num_rows + len(known) + len(served) * outlook.num_draft_tokens
-        widths = [width * len(served) for width in outlook.level_widths]
+        rows = base.num_rows + len(known) + round(len(served) * outlook.num_draft_tokens)
+        widths = [round(width * len(served)) for width in outlook.level_widths]
         seconds = costs.time(rows) + (planner.costs.draft_seconds(len(served), widths) if served else 0.0)
         return (base.expected_tokens + sum(survivals) + sum(gains)) / seconds
 
