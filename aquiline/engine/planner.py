@@ -21,9 +21,9 @@ from aquiline.engine.plan import StepLoad, StepPlan, StepReport, TreeOutcome
 from aquiline.engine.planner_attention import Attention
 from aquiline.engine.planner_candidates import PLAIN
 from aquiline.engine.planner_decisions import Decider, Decision, PlannerSettings, situation_key
-from aquiline.engine.planner_probes import Probes, regret_of
+from aquiline.engine.planner_probes import LEAST_DETOUR_SHARE, Probes, regret_of
 from aquiline.engine.planner_reports import observe_times
-from aquiline.engine.planner_rest import IDLE_PLAN, Rests
+from aquiline.engine.planner_rest import IDLE_PLAN, Rests, most_rest, steps_per_lesson
 from aquiline.engine.planner_shares import plan_of
 from aquiline.request import Request
 from aquiline.speculation import StaticTree, TreeShape
@@ -35,10 +35,6 @@ REPORTS_READ_AT_ONCE = 8
 PATHS_READ_AT_ONCE = 64
 # Steps whose trees end where the draft has no confidence have many sizes; so many stand for all.
 MOST_SIZES = 3
-# After so many accepted paths and steps every fourth step is enough to learn from.
-PATHS_KNOWN_WELL = 256
-STEPS_KNOWN_WELL = 160
-STEPS_PER_LESSON = 4
 # After so many plain steps in a row, drafts follow few of the new requests.
 STEPS_TO_SETTLE = 256
 
@@ -93,16 +89,16 @@ class AutoPlanner:
 
     def plan(self, load: StepLoad) -> StepPlan:
         """See `StepPlanner`."""
-        knows_well = self.estimator.num_trees >= PATHS_KNOWN_WELL and self.costs.num_observed >= STEPS_KNOWN_WELL
+        per_lesson = steps_per_lesson(self.estimator.num_trees, self.costs.num_observed)
         self._num_since_lesson += 1 + self._rests.num_rested
-        is_due = self._num_since_lesson >= STEPS_PER_LESSON
-        self.learns = is_due or not knows_well or self._attention.is_alert
+        is_due = self._num_since_lesson >= per_lesson
+        self.learns = is_due or self._attention.is_alert
         self._is_best = True
         plan = self._new_plan(load)
         if self.learns:
             self._num_since_lesson = 0
         if self._is_best:
-            self._rests.count(plan, knows_well or not plan.num_draft_tokens)
+            self._rests.count(plan, most_rest(plan, per_lesson))
         else:
             self._rests.pause()
         return plan
@@ -144,6 +140,8 @@ class AutoPlanner:
             return self._probes.tree_among_plain(load, seconds, decision.probe, self.costs)
         detour = self._probes.next_of(decision.detours)
         lost = decision.lost_seconds or regret_of(decision.best, detour)
+        if self.bounds.reads_confidence:
+            lost = max(lost, LEAST_DETOUR_SHARE * decision.best.seconds)
         if not self._probes.detour(seconds, lost):
             return None
         return plan_of(detour, load.growing, choice.kinds)
@@ -210,8 +208,9 @@ class AutoPlanner:
     def glance(self, seconds: float, num_accepted: int) -> None:
         """See `StepPlanner`."""
         if self.last is not None:
-            self._attention.see(seconds, self.last.seconds)
-            if self.last.candidate is not PLAIN:
+            grows = self.last.candidate is not PLAIN
+            self._attention.see(seconds, self.last.seconds, self._num_roots if grows else 0)
+            if grows:
                 num_committed = self._num_roots + num_accepted
                 self._attention.see_tokens(num_committed, self.last.expected, self._num_roots)
 

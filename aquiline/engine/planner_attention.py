@@ -9,10 +9,11 @@ USUAL_PACE = 0.005
 USUAL_TOKENS_PACE = 0.002
 LEAST_RATIO = 0.5
 MOST_RATIO = 2.0
-# What was lately may differ from what is usual by so much. Committed tokens are a matter of luck, times hardly; but the
-# luck of many requests evens out.
+# What was lately may differ from what is usual by so much. Committed tokens are a matter of luck, and so are the sizes
+# of trees that end where the draft has no confidence; but the luck of many requests evens out.
 CALM = 0.1
 CALM_ABOUT_ONE = 0.25
+CALM_ABOUT_TIMES_OF_ONE = 0.2
 
 
 class Attention:
@@ -34,9 +35,9 @@ class Attention:
         """Forecasts have been wrong of late."""
         return self._times.is_alert or self._tokens.is_alert
 
-    def see(self, seconds: float, expected: float) -> None:
+    def see(self, seconds: float, expected: float, num_trees: int = 0) -> None:
         """A step has run as planned."""
-        self._times.see(seconds, expected, CALM)
+        self._times.see(seconds, expected, max(CALM, CALM_ABOUT_TIMES_OF_ONE / num_trees**0.5) if num_trees else CALM)
 
     def see_tokens(self, num_committed: int, expected: float, num_requests: int) -> None:
         """A step has run as planned, and all its trees were reported."""

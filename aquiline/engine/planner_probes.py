@@ -18,6 +18,9 @@ PROBE_SIZE = 4
 MOST_PROBE_SLOWDOWN = 1.1
 # A probe counts as so much of what it takes longer, whatever it is expected to bring.
 LEAST_PROBE_SHARE = 0.5
+# Trees that end where the draft has no confidence teach of smaller ones too, so there is less to find out by detours;
+# there, one counts as so much of a step, for it takes planning, and steps around it cannot rest.
+LEAST_DETOUR_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)

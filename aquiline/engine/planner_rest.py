@@ -6,22 +6,52 @@ it costs an engine without one, but for one in a few.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from aquiline.engine.plan import StepPlan
 from aquiline.speculation import NO_TREE
 
-# After so many plans in a row that ask for the same, one step repeats them, and later so many; more where trees grow.
+# After so many plans in a row that ask for the same, one step repeats them, and later more and more.
 PLANS_BEFORE_REST = 4
-MOST_STEPS_OF_A_REST = 2
-MOST_STEPS_WITH_TREES = 7
 
 IDLE_PLAN = StepPlan(NO_TREE, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """How many accepted paths and steps must be known for one of `num_steps` steps to suffice for learning."""
+
+    num_paths: int
+    num_known_steps: int
+    num_steps: int
+
+
+LESSONS = (Lessons(1024, 512, 8), Lessons(256, 160, 4), Lessons(48, 32, 2))
+# Plain steps teach little, and repeat a plan so often from the first on.
+STEPS_OF_A_PLAIN_REST = 3
+
+
+def steps_per_lesson(num_paths: int, num_known_steps: int) -> int:
+    """Every step teaches at first, and later fewer and fewer.
+
+    Args:
+        num_paths, num_known_steps: accepted paths and steps from which the planner has learnt.
+    """
+    known = (each for each in LESSONS if num_paths >= each.num_paths and num_known_steps >= each.num_known_steps)
+    return next((each.num_steps for each in known), 1)
+
+
+def most_rest(plan: StepPlan, per_lesson: int) -> int:
+    """How many steps may repeat a plan where one of `per_lesson` teaches."""
+    most = 2 * per_lesson - 1 if per_lesson > 1 else 0
+    return most if plan.num_draft_tokens else max(most, STEPS_OF_A_PLAIN_REST)
 
 
 class Rests:
     """Counts plans that ask for the same.
 
-    Worked example, all plans idle: four plans, one step of rest, and from then on a plan and two steps of
-    rest in turn.
+    Worked example, all plans idle, at most seven steps of rest: four plans and one step of rest, a plan and two steps,
+    a plan and four, and from then on a plan and seven in turn.
 
     Attributes:
         plan: the last one.
@@ -35,25 +65,24 @@ class Rests:
         self._num_left = 0
         self._length = 1
 
-    def count(self, plan: StepPlan, may_rest: bool) -> None:
+    def count(self, plan: StepPlan, most: int) -> None:
         """A plan was made.
 
         Args:
-            may_rest: False: the next step has to be planned, whatever this one says.
+            most: steps that may repeat it; 0: the next step has to be planned, whatever this one says.
         """
         self.num_rested = 0
         # Requests that come and go are planned for at once; what is asked for them stays the same.
         is_alike, self.plan, self._num_left = plan.shape == self.plan.shape, plan, 0
         asks_for_more = bool(plan.num_new_draft_rows or plan.gives_up)
-        if not is_alike or not may_rest or asks_for_more:
+        if not is_alike or not most or asks_for_more:
             self._num_alike, self._length = 0, 1
         if asks_for_more:
             return
         self._num_alike += 1
         if self._num_alike >= PLANS_BEFORE_REST:
-            self._num_left = self._length
-            most = MOST_STEPS_WITH_TREES if plan.num_draft_tokens else MOST_STEPS_OF_A_REST
-            self._length = min(2 * self._length, most)
+            self._num_left = min(most, self._length)
+            self._length = min(2 * self._length, max(1, most))
 
     def pause(self) -> None:
         """A step went another way, to learn; the plans around it may ask for the same all the while."""

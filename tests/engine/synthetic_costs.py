@@ -301,6 +301,8 @@ class Machine:
             seconds = StepSeconds(seconds.verify, draft, seconds.sample, seconds.host)
         if self.planner.learns:
             self.planner.observe(StepReport(shape, size_of_step, self._noisy(seconds), tuple(outcomes)))
+        else:
+            self.planner.glance(self._noisy(seconds).total, sum(len(outcome.accepted) for outcome in outcomes))
         self.run.choices.append(sum(sizes))
         self.run.keys.append(self.planner.last.candidate.key if self.planner.last else (-1, 0))
         self.run.committed.append(committed)

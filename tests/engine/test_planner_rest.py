@@ -11,7 +11,7 @@ from aquiline.engine.plan import StepPlan
 from aquiline.engine.planner import AutoPlanner
 from aquiline.engine.planner_attention import Attention
 from aquiline.engine.planner_decisions import PlannerSettings
-from aquiline.engine.planner_rest import IDLE_PLAN, MOST_STEPS_OF_A_REST, MOST_STEPS_WITH_TREES, Rests
+from aquiline.engine.planner_rest import IDLE_PLAN, Rests, most_rest, steps_per_lesson
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import SamplingParams
 from aquiline.speculation import chain
@@ -25,11 +25,11 @@ def test_rests_grow_as_in_the_worked_example() -> None:
     rests = Rests()
     lengths = []
     for _ in range(9):
-        rests.count(IDLE_PLAN, True)
+        rests.count(IDLE_PLAN, 7)
         while rests.take():
             pass
         lengths.append(rests.num_rested)
-    assert lengths == [0, 0, 0, 1, 2, 2, 2, 2, 2]
+    assert lengths == [0, 0, 0, 1, 2, 4, 7, 7, 7]
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_rests_grow_as_in_the_worked_example() -> None:
 def test_a_plan_that_asks_for_something_ends_the_rest(plan: StepPlan) -> None:
     rests = Rests()
     for _ in range(20):
-        rests.count(IDLE_PLAN, True)
-    rests.count(plan, True)
+        rests.count(IDLE_PLAN, 7)
+    rests.count(plan, 7)
     assert not rests.take()
     for _ in range(3):
-        rests.count(IDLE_PLAN, True)
+        rests.count(IDLE_PLAN, 7)
         assert not rests.take()
-    rests.count(IDLE_PLAN, True)
+    rests.count(IDLE_PLAN, 7)
     assert rests.take() and not rests.take()
 
 
@@ -74,34 +74,43 @@ def test_few_steps_are_planned(rates_name: str, most_plans: int, monkeypatch: py
     machine.steps(150, requests, lambda _: RATES[rates_name])
     plans = counted(machine.planner, monkeypatch)
     run = machine.steps(300, requests, lambda _: RATES[rates_name])
-    assert 300 // (MOST_STEPS_WITH_TREES + 1) <= len(plans) <= most_plans
+    assert 300 // 16 <= len(plans) <= most_plans
     if rates_name == "useless":
-        assert len(plans) >= 300 // (MOST_STEPS_OF_A_REST + 1)
+        assert len(plans) >= 300 // 16
         assert sum(run.choices[-300:]) <= 8
     else:
         # But for a few that learn what plain steps take.
         assert sum(map(bool, run.choices[-100:])) >= 95
 
 
+def test_the_more_is_known_the_fewer_steps_teach() -> None:
+    tree = StepPlan(chain(1), {"a": 1}, {})
+    known = [(47, 1000), (255, 1000), (1000, 159), (256, 160), (1024, 511), (1024, 512)]
+    assert [steps_per_lesson(*each) for each in known] == [1, 2, 2, 4, 4, 8]
+    assert [most_rest(tree, each) for each in (1, 4, 8)] == [0, 7, 15]
+    assert [most_rest(IDLE_PLAN, each) for each in (1, 4, 8)] == [3, 7, 15]
+
+
 def test_plans_with_trees_rest_longer_and_only_where_they_may() -> None:
     rests, plan = Rests(), StepPlan(chain(1), {"a": 1}, {})
     for _ in range(20):
-        rests.count(plan, False)
+        rests.count(plan, 0)
         assert not rests.take()
-    for _ in range(20):
-        rests.count(StepPlan(chain(1), {"a": 1}, {}), True)
-        while rests.take():
-            assert rests.plan == plan
-    assert rests.num_rested == MOST_STEPS_WITH_TREES
+    for most in (15, 3):
+        for _ in range(20):
+            rests.count(StepPlan(chain(1), {"a": 1}, {}), most)
+            while rests.take():
+                assert rests.plan == plan
+        assert rests.num_rested == most
 
 
 def test_a_step_that_learns_leaves_the_plans_around_it_alike() -> None:
     rests = Rests()
     for _ in range(6):
-        rests.count(IDLE_PLAN, True)
+        rests.count(IDLE_PLAN, 7)
     rests.pause()
     assert not rests.take()
-    rests.count(IDLE_PLAN, True)
+    rests.count(IDLE_PLAN, 7)
     assert rests.take()
 
 
