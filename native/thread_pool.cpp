@@ -11,7 +11,9 @@
 namespace aquiline {
 namespace {
 
-constexpr auto kWatchTime = std::chrono::microseconds(400);
+// As long as Python takes between two forwards; from the second on, whoever else wants the core gets it.
+constexpr auto kWatchTime = std::chrono::microseconds(1500);
+constexpr auto kWatchTimeAlone = std::chrono::microseconds(400);
 // Threads that outnumber the cores would only keep one another from working.
 constexpr auto kWatchTimeOfTooMany = std::chrono::microseconds(2);
 constexpr int kPausesBetweenClockReads = 32;
@@ -101,14 +103,18 @@ void ThreadPool::work() {
 }
 
 std::uint32_t ThreadPool::wait_for_loop(std::uint32_t seen_generation) {
-    const auto watch_until = std::chrono::steady_clock::now() + watch_time_;
+    const auto start = std::chrono::steady_clock::now();
+    const auto alone_until = start + kWatchTimeAlone, watch_until = start + watch_time_;
+    auto now = start;
     do {
         for (int pauses = 0; pauses < kPausesBetweenClockReads; ++pauses) {
             const std::uint32_t generation = generation_of(unclaimed_.load(std::memory_order_relaxed));
             if (generation != seen_generation) return generation;
             pause_briefly();
         }
-    } while (std::chrono::steady_clock::now() < watch_until);
+        now = std::chrono::steady_clock::now();
+        if (now > alone_until) std::this_thread::yield();
+    } while (now < watch_until);
 
     std::unique_lock<std::mutex> lock(sleep_mutex_);
     num_sleeping_.fetch_add(1);
