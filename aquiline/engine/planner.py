@@ -32,6 +32,7 @@ from aquiline.speculation import StaticTree, TreeShape
 PROBED_REQUESTS = 8
 # So many reports are read at once, when so many accepted paths were seen, or steps are plain.
 REPORTS_READ_AT_ONCE = 8
+REPORTS_READ_EARLY = 4
 PATHS_READ_AT_ONCE = 64
 # Steps whose trees end where the draft has no confidence have many sizes; so many stand for all.
 MOST_SIZES = 3
@@ -84,11 +85,13 @@ class AutoPlanner:
         self._num_plain_steps = self._num_since_lesson = 0
         self._last_choice: _Choice | None = None
         self._reports: list[StepReport] = []
-        # Every single one at first, since each says much.
-        self._num_read_at_once = 1
+        self._glances: list[tuple[float, int]] = []
+        # Few at first, since each says much.
+        self._num_read_at_once = REPORTS_READ_EARLY if settings.bounds.reads_confidence else 1
 
     def plan(self, load: StepLoad) -> StepPlan:
         """See `StepPlanner`."""
+        self._attend()
         per_lesson = steps_per_lesson(self.estimator.num_trees, self.costs.num_observed)
         self._num_since_lesson += 1 + self._rests.num_rested
         is_due = self._num_since_lesson >= per_lesson
@@ -98,14 +101,14 @@ class AutoPlanner:
         if self.learns:
             self._num_since_lesson = 0
         if self._is_best:
-            self._rests.count(plan, most_rest(plan, per_lesson))
+            self._rests.count(plan, 0 if self._attention.is_alert else most_rest(plan, per_lesson))
         else:
             self._rests.pause()
         return plan
 
     def rest(self) -> StepPlan | None:
         """See `StepPlanner`."""
-        if self._attention.is_alert or not self._rests.take():
+        if not self._rests.take():
             return None
         self.learns, self._is_best = False, True
         return self._rests.plan
@@ -207,17 +210,23 @@ class AutoPlanner:
 
     def glance(self, seconds: float, num_accepted: int) -> None:
         """See `StepPlanner`."""
-        if self.last is not None:
-            grows = self.last.candidate is not PLAIN
-            self._attention.see(seconds, self.last.seconds, self._num_roots if grows else 0)
-            if grows:
-                num_committed = self._num_roots + num_accepted
-                self._attention.see_tokens(num_committed, self.last.expected, self._num_roots)
+        self._glances.append((seconds, num_accepted))
+
+    def _attend(self) -> None:
+        """Compare the steps since the last plan with what it foretold."""
+        last, num_roots = self.last, self._num_roots
+        if last is not None:
+            grows = last.candidate is not PLAIN
+            for seconds, num_accepted in self._glances:
+                self._attention.see(seconds, last.seconds, num_roots if grows else 0)
+                if grows:
+                    self._attention.see_tokens(num_roots + num_accepted, last.expected, num_roots)
+        self._glances.clear()
 
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`. Reports are read several at once, which takes far less time than one by one."""
         self._reports.append(report)
-        if report.seconds is not None and self._is_best and self.last is not None:
+        if report.seconds is not None and self._is_best:
             self.glance(report.seconds.total, sum([len(outcome.accepted) for outcome in report.outcomes]))
         self._probes.observe(report.outcomes)
 

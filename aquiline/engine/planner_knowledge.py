@@ -14,6 +14,7 @@ from aquiline.engine.tree_families import Rates, TreeBounds, TreeFamilies
 
 # Rates are read anew after so many accepted paths, and after so many steps where many paths come with each.
 FIRST_REFRESH = 4
+FIRST_REFRESH_OF_CUTS = 12
 LONGEST_REFRESH = 256
 STEPS_BETWEEN_REFRESHES = 16
 # Steps with few trees say little each, but after so many that teach, what they said shall count.
@@ -43,6 +44,7 @@ class DraftKnowledge:
         self.num_refreshes = 0
         self.num_grown = 0
         self._bounds = bounds
+        self._first_refresh = FIRST_REFRESH_OF_CUTS if bounds.reads_confidence else FIRST_REFRESH
         self._families: dict[RequestClass, TreeFamilies] = {}
         self._grown_rates: dict[RequestClass, list[list[float]]] = {}
         self._known_rates: dict[RequestClass, list[list[float]]] = {}
@@ -114,7 +116,7 @@ class DraftKnowledge:
                 return False
         self._num_changes = num_changes
         self._steps_since = 0
-        self._refresh_at = num_observed + min(LONGEST_REFRESH, max(FIRST_REFRESH, num_observed // 2))
+        self._refresh_at = num_observed + min(LONGEST_REFRESH, max(self._first_refresh, num_observed // 2))
         self.num_refreshes += 1
         dearness = min(MOST_DEARNESS, 1.0 + round(mask_share() / DEARNESS_STEP) * DEARNESS_STEP)
         has_moved = dearness != self._dearness
