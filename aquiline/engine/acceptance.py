@@ -36,9 +36,10 @@ FADING = 0.5 ** (1 / 800)
 PRIOR_TRIALS = 12.0
 # A request's own trials fade within an answer; its prior weighs as many trials as this.
 OWN_FADING = 0.97
-IDLE_FADING = 0.99  # per step without a tree
+IDLE_FADING = 0.995  # per step without a tree
 OWN_PRIOR_TRIALS = 8.0
 TRIALS_TO_JUDGE_ONE = 4.0
+SKILL_MARGIN = 1.2
 # Deeper nodes are expected to fare as much better or worse than foretold as those above them, within bounds.
 MOST_CHANGE = 2.0
 # Requests are sorted by how much better or worse than usual their drafts fare, as a factor of the odds.
@@ -323,7 +324,12 @@ def _skill_of(own: _OwnTrials) -> int:
     foretold = min(MOST_CERTAIN, own.hit_rate * own.foretold / own.trials)
     seen = (own.hits + OWN_PRIOR_TRIALS * foretold) / (own.trials + OWN_PRIOR_TRIALS)
     odds = seen * (1.0 - foretold) / max(1e-6, (1.0 - seen) * foretold)
-    return bisect(_SKILL_BORDERS, odds)
+    skill = bisect(_SKILL_BORDERS, odds)
+    if abs(skill - own.skill) == 1:
+        # A neighbour only if it fits clearly better: every change asks the planner anew.
+        firmer = odds / SKILL_MARGIN if skill > own.skill else odds * SKILL_MARGIN
+        skill = skill if bisect(_SKILL_BORDERS, firmer) == skill else own.skill
+    return skill
 
 
 def _blended(hits: float, trials: float, expected: float) -> float:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from aquiline.engine.plan import StepPlan
 from aquiline.speculation import NO_TREE
 
-# After so many plans in a row that ask for the same, one step repeats them, and later more and more.
-PLANS_BEFORE_REST = 4
+# After so many plans in a row that ask for the same, so many steps repeat them, and later more and more.
+PLANS_BEFORE_REST = 2
+STEPS_OF_THE_FIRST_REST = 2
 
 IDLE_PLAN = StepPlan(NO_TREE, {}, {})
 
@@ -50,8 +51,8 @@ def most_rest(plan: StepPlan, per_lesson: int) -> int:
 class Rests:
     """Counts plans that ask for the same.
 
-    Worked example, all plans idle, at most seven steps of rest: four plans and one step of rest, a plan and two steps,
-    a plan and four, and from then on a plan and seven in turn.
+    Worked example, all plans idle, at most seven steps of rest: two plans and two steps of rest, a plan and four steps,
+    and from then on a plan and seven in turn.
 
     Attributes:
         plan: the last one.
@@ -63,7 +64,7 @@ class Rests:
         self.num_rested = 0
         self._num_alike = 0
         self._num_left = 0
-        self._length = 1
+        self._length = STEPS_OF_THE_FIRST_REST
 
     def count(self, plan: StepPlan, most: int) -> None:
         """A plan was made.
@@ -76,13 +77,13 @@ class Rests:
         is_alike, self.plan, self._num_left = plan.shape == self.plan.shape, plan, 0
         asks_for_more = bool(plan.num_new_draft_rows or plan.gives_up)
         if not is_alike or not most or asks_for_more:
-            self._num_alike, self._length = 0, 1
+            self._num_alike, self._length = 0, STEPS_OF_THE_FIRST_REST
         if asks_for_more:
             return
         self._num_alike += 1
         if self._num_alike >= PLANS_BEFORE_REST:
             self._num_left = min(most, self._length)
-            self._length = min(2 * self._length, max(1, most))
+            self._length = min(2 * self._length, max(STEPS_OF_THE_FIRST_REST, most))
 
     def pause(self) -> None:
         """A step went another way, to learn; the plans around it may ask for the same all the while."""
