@@ -106,9 +106,15 @@ class StepReport:
 
 
 class StepPlanner(Protocol):
-    """Decides how much every step speculates; `learns` tells whether it wants to be told of steps that ran."""
+    """Decides how much every step speculates.
+
+    Attributes:
+        learns: whether it wants to be told of steps that ran.
+        planning_seconds: that the last call of `plan` took; it says nothing of the steps that repeat its plan.
+    """
 
     learns: bool
+    planning_seconds: float
 
     @property
     def speculates(self) -> bool:

@@ -10,6 +10,7 @@ all requests of a step share one, and each holds its first nodes, as many as its
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,6 +70,7 @@ class AutoPlanner:
         self.costs = costs
         self.bounds = settings.bounds
         self.learns = True
+        self.planning_seconds = 0.0
         self.estimator = estimator or AcceptanceEstimator(settings.priors)
         self.last: Forecast | None = None
         self.is_hopeless = False
@@ -91,6 +93,7 @@ class AutoPlanner:
 
     def plan(self, load: StepLoad) -> StepPlan:
         """See `StepPlanner`."""
+        start = time.perf_counter()
         self._attend()
         per_lesson = steps_per_lesson(self.estimator.num_trees, self.costs.num_observed)
         self._num_since_lesson += 1 + self._rests.num_rested
@@ -104,6 +107,7 @@ class AutoPlanner:
             self._rests.count(plan, 0 if self._attention.is_alert else most_rest(plan, per_lesson))
         else:
             self._rests.pause()
+        self.planning_seconds = time.perf_counter() - start
         return plan
 
     def rest(self) -> StepPlan | None:

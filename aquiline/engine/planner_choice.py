@@ -65,6 +65,7 @@ class FixedPlanner:
     def __init__(self, table: Sequence[tuple[int | None, TreeShape]]) -> None:
         self._table = tuple(table)
         self.learns = False
+        self.planning_seconds = 0.0
         self.speculates = True
 
     def plan(self, load: StepLoad) -> StepPlan:

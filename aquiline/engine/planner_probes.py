@@ -20,7 +20,7 @@ MOST_PROBE_SLOWDOWN = 1.1
 LEAST_PROBE_SHARE = 0.5
 # Trees that end where the draft has no confidence teach of smaller ones too, so there is less to find out by detours;
 # there, one counts as so much of a step, for it takes planning, and steps around it cannot rest.
-LEAST_DETOUR_SHARE = 0.1
+LEAST_DETOUR_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,12 @@ class Probes:
         self._probed: str | None = None
 
     def next_of(self, detours: Sequence[Forecast]) -> Forecast:
-        """Detours take turns."""
-        return detours[self._num_probes % len(detours)]
+        """Detours take turns, the first with all the others: what a plain step takes, only plain steps tell.
+
+        Worked example, detours a, b and c: a, b, a, c, a, b, a, c.
+        """
+        turn, is_other = divmod(self._num_probes, 2)
+        return detours[1 + turn % (len(detours) - 1)] if is_other and len(detours) > 1 else detours[0]
 
     def tree_among_plain(
         self, load: StepLoad, plain_seconds: float, tree: ProbeTree, costs: StepCosts

@@ -78,7 +78,9 @@ class StepObserver:
 
     def _seconds(self) -> StepSeconds:
         now, before = self._clock.seconds, self._before
-        host = now["schedule"] - before["schedule"] + now["commit"] - before["commit"]
+        # Planning is no part of it: the plan was made for more steps than this, whatever grows in them.
+        schedule = now["schedule"] - before["schedule"] - self._planner.planning_seconds
+        host = max(0.0, schedule) + now["commit"] - before["commit"]
         return StepSeconds(
             now["verify"] - before["verify"],
             now["draft"] - before["draft"],

@@ -89,6 +89,7 @@ class TourPlanner:
 
     def __init__(self, shapes: Sequence[StaticTree], brims: Sequence[StaticTree] = ()) -> None:
         self.learns = True
+        self.planning_seconds = 0.0
         self.speculates = True
         self.reports: list[StepReport] = []
         # Shape, whether draft rows are written, and how many nodes fewer all but the first request hold.

@@ -26,6 +26,7 @@ class RandomPlanner:
 
     def __init__(self, seed: int, max_draft_tokens: int = 6) -> None:
         self.learns = True
+        self.planning_seconds = 0.0
         self.speculates = True
         self.most_pending = 0
         self.num_reports = 0
