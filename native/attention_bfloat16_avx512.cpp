@@ -1,10 +1,9 @@
-// Attention over bfloat16 keys and values with the dot product instruction for them: what `attend` of
-// attention_kernel.h does, for heads of 64, 128, ... numbers. Queries and weights are rounded to bfloat16 as well.
+// Attention over bfloat16 or int8 keys and values with the dot product instruction for bfloat16: what `attend` of
+// attention_kernel.h does, for heads of 64, 128, ... numbers. Queries and weights are rounded to bfloat16 as well; the
+// integers of int8 are bfloat16 numbers as they are, and their scales go into scores and weights.
 //
-// A chunk of positions is rearranged once for all queries of a tile, so that no query needs a sum over lanes:
-//     keys     [head_dim / 2][32 positions][2]            pairs of neighbouring numbers
-//     values   [16 pairs of positions][head_dim][2]       the same number of two neighbouring positions
-// Positions that no query sees are zeros there; those that one query does not see get the weight 0.
+// A chunk of positions is rearranged once for all queries of a tile, so that no query needs a sum over lanes. Positions
+// that one query does not see get the weight 0.
 
 #include "attention_bfloat16_avx512.h"
 
@@ -14,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "attention_chunk_avx512.h"
 #include "lane_functions.h"
 #include "lane_sums.h"
 #include "lanes.h"
@@ -24,7 +24,6 @@ namespace {
 constexpr int kBlockQueries = 4;
 constexpr int kColumnVectors = 4;                       // of one pass over the values: 64 numbers of a head
 constexpr int kLineBytes = 64;
-constexpr int kPositionPairs = kContextChunk / 2;
 constexpr float kMinusInfinity = -__builtin_inff();
 
 // The running state of a tile; a query is one head of one row. Vectors of sixteen numbers each.
@@ -90,63 +89,6 @@ void start_state(const AttentionTile& tile, const TileState& state) {
     }
 }
 
-// out[c * stride] = word c of each of the sixteen rows.
-void transpose(const __m512i (&rows)[16], __m512i* out, int stride) {
-    __m512i words[4][4];  // [four rows][column of every four]
-    for (int group = 0; group < 4; ++group) {
-        const __m512i* const four = rows + 4 * group;
-        const __m512i low_first = _mm512_unpacklo_epi32(four[0], four[1]);
-        const __m512i high_first = _mm512_unpackhi_epi32(four[0], four[1]);
-        const __m512i low_second = _mm512_unpacklo_epi32(four[2], four[3]);
-        const __m512i high_second = _mm512_unpackhi_epi32(four[2], four[3]);
-        words[group][0] = _mm512_unpacklo_epi64(low_first, low_second);
-        words[group][1] = _mm512_unpackhi_epi64(low_first, low_second);
-        words[group][2] = _mm512_unpacklo_epi64(high_first, high_second);
-        words[group][3] = _mm512_unpackhi_epi64(high_first, high_second);
-    }
-    // Lane L of words[group][c] holds column 4 L + c of its four rows.
-    for (int c = 0; c < 4; ++c) {
-        const __m512i even_low = _mm512_shuffle_i32x4(words[0][c], words[1][c], 0x88);
-        const __m512i even_high = _mm512_shuffle_i32x4(words[2][c], words[3][c], 0x88);
-        const __m512i odd_low = _mm512_shuffle_i32x4(words[0][c], words[1][c], 0xdd);
-        const __m512i odd_high = _mm512_shuffle_i32x4(words[2][c], words[3][c], 0xdd);
-        out[c * stride] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
-        out[(c + 4) * stride] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
-        out[(c + 8) * stride] = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
-        out[(c + 12) * stride] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
-    }
-}
-
-// Rearrange the keys and values of a chunk; slots[i] is where position i lies, below 0 if no query sees it.
-void load_chunk(const AttentionTile& tile, const TileState& state, const std::int64_t (&slots)[kContextChunk]) {
-    const int width = tile.shape.head_dim;
-    const auto* const keys = static_cast<const std::uint16_t*>(tile.memory.keys.numbers);
-    const auto* const values = static_cast<const std::uint16_t*>(tile.memory.values.numbers);
-    const auto row_at = [&](const std::uint16_t* numbers, int position, int start) {
-        if (slots[position] < 0) return _mm512_setzero_si512();
-        const std::int64_t head = slots[position] * tile.shape.num_kv_heads + tile.first_kv_head;
-        return _mm512_loadu_si512(numbers + head * width + start);
-    };
-    for (int start = 0; start < width; start += 32) {
-        for (int half = 0; half < 2; ++half) {
-            __m512i rows[16];
-            for (int i = 0; i < 16; ++i) rows[i] = row_at(keys, 16 * half + i, start);
-            transpose(rows, state.keys + start + half, 2);
-        }
-    }
-    const __m512i low_words = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38,
-                                               6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high_words = _mm512_add_epi16(low_words, _mm512_set1_epi16(16));
-    for (int pair = 0; pair < kPositionPairs; ++pair) {
-        for (int start = 0; start < width; start += 32) {
-            const __m512i first = row_at(values, 2 * pair, start), second = row_at(values, 2 * pair + 1, start);
-            __m512i* const out = state.values + pair * (width / 16) + start / 16;
-            out[0] = _mm512_permutex2var_epi16(first, low_words, second);
-            out[1] = _mm512_permutex2var_epi16(first, high_words, second);
-        }
-    }
-}
-
 __m512bh broadcast_pair(const __m512i* numbers, int pair) {
     std::int32_t word;
     std::memcpy(&word, reinterpret_cast<const char*>(numbers) + 4 * pair, sizeof word);
@@ -191,15 +133,23 @@ void score(const TileState& state, const Block& block, int width, __m512 (&score
 }
 
 // Turn scores into weights; returns the factor by which what was summed before shrinks.
-float weigh(const TileState& state, std::int64_t query, Span span, __m512 low_scores, __m512 high_scores) {
+template <KVType kType>
+float weigh(const TileState& state, std::int64_t query, Span span, const ChunkScales& scales, __m512 low_scores,
+            __m512 high_scores) {
     const auto seen = static_cast<std::uint32_t>((std::uint64_t{1} << span.end) - (std::uint64_t{1} << span.first));
     const __m512 unseen = _mm512_set1_ps(kMinusInfinity);
     const Lanes low = lanes_of(_mm512_mask_mov_ps(unseen, static_cast<__mmask16>(seen), low_scores));
     const Lanes high = lanes_of(_mm512_mask_mov_ps(unseen, static_cast<__mmask16>(seen >> 16), high_scores));
     const float chunk_peak = largest_lane(larger(low, high)), before = state.peaks[query];
     const float peak = chunk_peak > before ? chunk_peak : before;
-    const __m512bh weights = _mm512_cvtne2ps_pbh(vector_of(exponential(high - peak)), vector_of(exponential(low - peak)));
-    std::memcpy(state.weights + query, &weights, sizeof weights);
+    const __m512 low_weights = vector_of(exponential(low - peak)), high_weights = vector_of(exponential(high - peak));
+    const __m512bh weights = _mm512_cvtne2ps_pbh(high_weights, low_weights);
+    __m512bh of_values = weights;
+    if constexpr (kType == KVType::int8) {
+        of_values = _mm512_cvtne2ps_pbh(_mm512_mul_ps(high_weights, scales.values[1]),
+                                        _mm512_mul_ps(low_weights, scales.values[0]));
+    }
+    std::memcpy(state.weights + query, &of_values, sizeof of_values);
     const float shrink = peak == before ? 1.0f : exponential(broadcast(before - peak))[0];
     const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
     state.sums[query] = _mm512_dpbf16_ps(_mm512_mul_ps(state.sums[query], _mm512_set1_ps(shrink)), weights, ones);
@@ -240,23 +190,27 @@ void add_values(const TileState& state, const Block& block, int width, const flo
     }
 }
 
-template <int kCount>
-void attend_queries(const TileState& state, const Block& block, int width) {
+template <KVType kType, int kCount>
+void attend_queries(const TileState& state, const Block& block, const ChunkScales& scales, int width) {
     __m512 scores[kBlockQueries][2];
     float shrink[kBlockQueries];
     score<kCount>(state, block, width, scores);
     for (int q = 0; q < kCount; ++q) {
-        shrink[q] = weigh(state, block.queries[q], block.spans[q], scores[q][0], scores[q][1]);
+        if constexpr (kType == KVType::int8) {
+            for (int half = 0; half < 2; ++half) scores[q][half] = _mm512_mul_ps(scores[q][half], scales.keys[half]);
+        }
+        shrink[q] = weigh<kType>(state, block.queries[q], block.spans[q], scales, scores[q][0], scores[q][1]);
     }
     add_values<kCount>(state, block, width, shrink);
 }
 
-void attend_block(const TileState& state, const Block& block, int width) {
+template <KVType kType>
+void attend_block(const TileState& state, const Block& block, const ChunkScales& scales, int width) {
     switch (block.count) {
-        case 1: return attend_queries<1>(state, block, width);
-        case 2: return attend_queries<2>(state, block, width);
-        case 3: return attend_queries<3>(state, block, width);
-        case 4: return attend_queries<4>(state, block, width);
+        case 1: return attend_queries<kType, 1>(state, block, scales, width);
+        case 2: return attend_queries<kType, 2>(state, block, scales, width);
+        case 3: return attend_queries<kType, 3>(state, block, scales, width);
+        case 4: return attend_queries<kType, 4>(state, block, scales, width);
         default: return;
     }
 }
@@ -276,6 +230,7 @@ Sight sight_of(const AttentionRow& row, int chunk_start, Span span) {
 }
 
 // Rows whose part of the chunk lies in pages, all of them together.
+template <KVType kType>
 void attend_pages(const AttentionTile& tile, const TileState& state, int chunk_start) {
     const int heads = tile.shape.heads_per_group();
     Span shared{0, 0};
@@ -288,7 +243,7 @@ void attend_pages(const AttentionTile& tile, const TileState& state, int chunk_s
     for (int i = 0; i < kContextChunk; ++i) {
         slots[i] = i >= shared.first && i < shared.end ? tile.rows[0].key_slots[chunk_start + i] : -1;
     }
-    load_chunk(tile, state, slots);
+    const ChunkScales scales = load_chunk<kType>(tile, slots, state.keys, state.values);
     Block block;
     for (int row = 0; row < tile.num_rows; ++row) {
         const Span span = seen_span(tile, tile.rows[row], chunk_start);
@@ -297,14 +252,15 @@ void attend_pages(const AttentionTile& tile, const TileState& state, int chunk_s
             block.queries[block.count] = static_cast<std::int64_t>(row) * heads + head;
             block.spans[block.count++] = span;
             if (block.count < kBlockQueries) continue;
-            attend_block(state, block, tile.shape.head_dim);
+            attend_block<kType>(state, block, scales, tile.shape.head_dim);
             block.count = 0;
         }
     }
-    attend_block(state, block, tile.shape.head_dim);
+    attend_block<kType>(state, block, scales, tile.shape.head_dim);
 }
 
 // A row whose part of the chunk reaches into the tree.
+template <KVType kType>
 void attend_path(const AttentionTile& tile, const TileState& state, int chunk_start, int row) {
     const AttentionRow& keys = tile.rows[row];
     const int heads = tile.shape.heads_per_group();
@@ -318,14 +274,14 @@ void attend_path(const AttentionTile& tile, const TileState& state, int chunk_st
                    : position < keys.visible_len ? keys.key_slots[position]
                                                  : keys.path_slots[position - keys.visible_len];
     }
-    load_chunk(tile, state, slots);
+    const ChunkScales scales = load_chunk<kType>(tile, slots, state.keys, state.values);
     for (int head = 0; head < heads;) {
         Block block;
         for (; head < heads && block.count < kBlockQueries; ++head) {
             block.queries[block.count] = static_cast<std::int64_t>(row) * heads + head;
             block.spans[block.count++] = span;
         }
-        attend_block(state, block, tile.shape.head_dim);
+        attend_block<kType>(state, block, scales, tile.shape.head_dim);
     }
 }
 
@@ -350,7 +306,7 @@ void write_partials(const AttentionTile& tile, const TileState& state) {
 void touch_chunk(const AttentionTile& tile, int chunk_start) {
     const AttentionRow& row = tile.rows[tile.num_rows - 1];
     const int rest = row.visible_len - chunk_start;
-    const int head_bytes = tile.shape.head_dim * 2;
+    const int head_bytes = tile.shape.head_dim * (tile.memory.type == KVType::int8 ? 1 : 2);
     for (const StoredHeads& stored : {tile.memory.keys, tile.memory.values}) {
         for (int i = 0; i < (rest < kContextChunk ? rest : kContextChunk); ++i) {
             const std::int64_t head = row.key_slots[chunk_start + i] * tile.shape.num_kv_heads + tile.first_kv_head;
@@ -362,13 +318,8 @@ void touch_chunk(const AttentionTile& tile, int chunk_start) {
     }
 }
 
-}  // namespace
-
-bool can_attend_bfloat16(const AttentionTile& tile) {
-    return tile.memory.type == KVType::bfloat16 && tile.shape.head_dim % (kColumnVectors * kLanes) == 0;
-}
-
-void attend_bfloat16_avx512(const AttentionTile& tile) {
+template <KVType kType>
+void attend_memory(const AttentionTile& tile) {
     const auto for_heads = [&](const auto& body) {
         for (int index = 0; index < tile.num_kv_heads; ++index) body(tile_of_head(tile, index), place_state(tile, index));
     };
@@ -377,11 +328,22 @@ void attend_bfloat16_avx512(const AttentionTile& tile) {
     for (int chunk_start = tile.segment_start; chunk_start < end; chunk_start += kContextChunk) {
         touch_chunk(tile, chunk_start);
         for_heads([&](const AttentionTile& part, const TileState& state) {
-            attend_pages(part, state, chunk_start);
-            for (int row = 0; row < tile.num_rows; ++row) attend_path(part, state, chunk_start, row);
+            attend_pages<kType>(part, state, chunk_start);
+            for (int row = 0; row < tile.num_rows; ++row) attend_path<kType>(part, state, chunk_start, row);
         });
     }
     for_heads([](const AttentionTile& part, const TileState& state) { write_partials(part, state); });
+}
+
+}  // namespace
+
+bool can_attend_bfloat16(const AttentionTile& tile) {
+    return tile.memory.type != KVType::float32 && tile.shape.head_dim % (kColumnVectors * kLanes) == 0;
+}
+
+void attend_bfloat16_avx512(const AttentionTile& tile) {
+    if (tile.memory.type == KVType::int8) return attend_memory<KVType::int8>(tile);
+    attend_memory<KVType::bfloat16>(tile);
 }
 
 }  // namespace aquiline

@@ -1,4 +1,4 @@
-// Attention over bfloat16 memory by the dot product instruction of AVX-512 BF16.
+// Attention over bfloat16 or int8 memory by the dot product instruction of AVX-512 BF16.
 #pragma once
 
 #include "attention.h"
