@@ -145,7 +145,7 @@ class AutoPlanner:
         seconds = num_steps * decision.best.seconds
         if decision.probe is not None:
             return self._probes.tree_among_plain(load, seconds, decision.probe, self.costs)
-        detour = self._probes.next_of(decision.detours)
+        detour = decision.seen.forecast(self._probes.next_of(decision.detours))
         lost = decision.lost_seconds or regret_of(decision.best, detour)
         if self.bounds.reads_confidence:
             lost = max(lost, LEAST_DETOUR_SHARE * decision.best.seconds)

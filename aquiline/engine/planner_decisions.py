@@ -52,14 +52,16 @@ class Decision:
     """The choice in one situation, and what steps that only learn may do there instead.
 
     Attributes:
-        detours: from a tree: a plain step, and trees a little larger and smaller; from a plain step: the best tree,
-            where that teaches more cheaply than a probe.
+        seen: all candidates.
+        detours: places among them: from a tree, a plain step, and trees a little larger and smaller; from a plain
+            step, the best tree, where that teaches more cheaply than a probe.
         probe: of a plain step; None: there are detours.
         lost_seconds: by a detour from a plain step.
     """
 
     best: Forecast
-    detours: tuple[Forecast, ...]
+    seen: Outlook
+    detours: tuple[int, ...]
     probe: ProbeTree | None
     lost_seconds: float = 0.0
 
@@ -150,7 +152,7 @@ class Decider:
             if score[best] <= score[current] + margin * abs(score[current]):
                 best = current
         if best:
-            return Decision(seen.forecast(best), tuple(seen.forecast(index) for index in seen.detours(best)), None)
+            return Decision(seen.forecast(best), seen, tuple(seen.detours(best)), None)
         return self._plain(situation, seen)
 
     def _plain(self, situation: Situation, seen: Outlook) -> Decision:
@@ -162,8 +164,8 @@ class Decider:
             lost = max(regret_of(plain, tree), LEAST_PROBE_SHARE * (tree.seconds - plain.seconds))
             lost += PAYBACK_STEPS * situation.entry_seconds
             if probe is None or lost <= probe.lost_seconds:
-                return Decision(plain, (tree,), None, lost)
-        return Decision(plain, (), probe)
+                return Decision(plain, seen, (best,), None, lost)
+        return Decision(plain, seen, (), probe)
 
     def _probe(self, situation: Situation, seen: Outlook) -> ProbeTree | None:
         """What one request may grow among plain steps."""

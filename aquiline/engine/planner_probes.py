@@ -43,7 +43,7 @@ class Probes:
         self._num_probes = 0
         self._probed: str | None = None
 
-    def next_of(self, detours: Sequence[Forecast]) -> Forecast:
+    def next_of(self, detours: Sequence[int]) -> int:
         """Detours take turns, the first with all the others: what a plain step takes, only plain steps tell.
 
         Worked example, detours a, b and c: a, b, a, c, a, b, a, c.
