@@ -27,16 +27,25 @@ class Attention:
     """
 
     def __init__(self) -> None:
+        self._grows = False
         self._times = _Watch(USUAL_PACE)
         self._tokens = _Watch(USUAL_TOKENS_PACE)
 
     @property
     def is_alert(self) -> bool:
-        """Forecasts have been wrong of late."""
-        return self._times.is_alert or self._tokens.is_alert
+        """Forecasts have been wrong of late.
+
+        Plain steps commit what was foretold: while there are no others, nothing is to be learnt of tokens.
+        """
+        return self._times.is_alert or (self._grows and self._tokens.is_alert)
 
     def see(self, seconds: float, expected: float, num_trees: int = 0) -> None:
-        """A step has run as planned."""
+        """A step has run as planned.
+
+        Args:
+            num_trees: requests of a step with trees; 0: it was planned without any.
+        """
+        self._grows = num_trees > 0
         self._times.see(seconds, expected, max(CALM, CALM_ABOUT_TIMES_OF_ONE / num_trees**0.5) if num_trees else CALM)
 
     def see_tokens(self, num_committed: int, expected: float, num_requests: int) -> None:

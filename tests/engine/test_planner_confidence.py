@@ -101,3 +101,16 @@ def test_a_draft_that_loses_its_sense_is_left_though_steps_rest(num_requests: in
     run = made.steps(num_steps + 200, lambda: fresh_load(requests), lambda _: liar)
     plain = num_requests / costs.predict(step_size(load_of(requests), (), 0)).total
     assert run.rate(600 + num_steps) > 0.95 * plain
+
+
+def test_plain_steps_rest_although_trees_brought_less_than_was_foretold() -> None:
+    costs = FormulaCosts(MACHINES["convex"])
+    requests = [request(0)]
+    made = machine_for(costs)
+    made.steps(400, lambda: fresh_load(requests), lambda _: DRAFTS["decided"])
+    liar = ConfidentDraft((3.0, 0.5), truth=0.0)
+    made.steps(100, lambda: fresh_load(requests), lambda _: liar)
+    num_learnt = len(costs.observed)
+    run = made.steps(300, lambda: fresh_load(requests), lambda _: liar)
+    assert sum(map(bool, run.choices[500:])) < 60
+    assert len(costs.observed) - num_learnt < 150
