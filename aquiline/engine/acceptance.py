@@ -191,6 +191,7 @@ class AcceptanceEstimator:
         tables: by class, of trees with fixed shapes.
         cut: by class, of trees that end where the draft has no confidence.
         num_trees: that grew, those of requests with rules that the draft cannot see included.
+        num_foretold: tokens that were expected of them; trees without any teach nothing.
     """
 
     def __init__(self, priors: AcceptancePriors | None = None) -> None:
@@ -198,12 +199,14 @@ class AcceptanceEstimator:
         self.tables = tuple(RateTable(given.of(each)) for each in RequestClass)
         self.cut = tuple(_cut_tally(given, each) for each in RequestClass)
         self.num_trees = 0
+        self.num_foretold = 0.0
         self._own: dict[str, _OwnTrials] = {}
 
     def successor(self) -> AcceptanceEstimator:
         """One for the requests of another engine that knows, and goes on learning, the same rates."""
         other = AcceptanceEstimator.__new__(AcceptanceEstimator)
-        other.tables, other.cut, other.num_trees, other._own = self.tables, self.cut, self.num_trees, {}
+        other.tables, other.cut, other._own = self.tables, self.cut, {}
+        other.num_trees, other.num_foretold = self.num_trees, self.num_foretold
         return other
 
     @property
@@ -250,6 +253,7 @@ class AcceptanceEstimator:
         table = self.tables[own.request_class]
         path = table.path(shape, num_draft_tokens, accepted)
         own.add(len(path.trials), path.hits, path.foretold)
+        self.num_foretold += path.foretold
         if is_usual:
             path.count += 1
             table.num_observed += 1
@@ -273,9 +277,11 @@ class AcceptanceEstimator:
         trials = CutTrials(tree)
         chances, hits = trials.foretold, trials.hits
         if chances:
+            foretold = sum(chances)
+            self.num_foretold += foretold
             if is_usual:
-                tally.count_trials(hits, sum(chances))
-            own.add(len(chances), hits, sum(chances), tally.hit_rate)
+                tally.count_trials(hits, foretold)
+            own.add(len(chances), hits, foretold, tally.hit_rate)
         if is_usual:
             tally.observe(shape, tree)
 

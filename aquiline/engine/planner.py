@@ -84,7 +84,7 @@ class AutoPlanner:
         self._current = (*PLAIN.key, 0)
         self._num_requests = 0
         self._num_roots = 0
-        self._num_plain_steps = self._num_since_lesson = 0
+        self._num_plain_steps = self._num_since_lesson = self._num_since_reading = 0
         self._last_choice: _Choice | None = None
         self._reports: list[StepReport] = []
         self._glances: list[tuple[float, int]] = []
@@ -95,8 +95,10 @@ class AutoPlanner:
         """See `StepPlanner`."""
         start = time.perf_counter()
         self._attend()
-        per_lesson = steps_per_lesson(self.estimator.num_trees, self.costs.num_observed)
+        num_telling = min(self.estimator.num_trees, int(self.estimator.num_foretold))
+        per_lesson = steps_per_lesson(num_telling, self.costs.num_observed)
         self._num_since_lesson += 1 + self._rests.num_rested
+        self._num_since_reading += 1 + self._rests.num_rested
         is_due = self._num_since_lesson >= per_lesson
         self.learns = is_due or self._attention.is_alert
         self._is_best = True
@@ -118,7 +120,9 @@ class AutoPlanner:
         return self._rests.plan
 
     def _new_plan(self, load: StepLoad) -> StepPlan:
-        if len(self._reports) >= self._num_read_at_once:
+        # Trees among plain steps are rare, and each says much.
+        is_news = self._num_plain_steps > 0 and self._reports and self._reports[-1].outcomes
+        if is_news or len(self._reports) >= self._num_read_at_once:
             self._read_reports()
         self._num_roots = load.num_roots
         debt = debt_of(load)
@@ -247,7 +251,9 @@ class AutoPlanner:
         observe_times(self._reports, self.costs, len(self._reports) if self._attention.is_alert else MOST_SIZES)
         for report in self._reports:
             self._learn_from(report.shape, report.outcomes)
-        num_steps = len(self._reports)
+        # Few of plain steps are reported, and those with trees among them shall count soon.
+        num_steps = self._num_since_reading if self._num_plain_steps else len(self._reports)
+        self._num_since_reading = 0
         self._reports.clear()
         if self.estimator.num_trees >= PATHS_READ_AT_ONCE or self._num_plain_steps >= REPORTS_READ_AT_ONCE:
             self._num_read_at_once = REPORTS_READ_AT_ONCE

@@ -114,3 +114,29 @@ def test_plain_steps_rest_although_trees_brought_less_than_was_foretold() -> Non
     run = made.steps(300, lambda: fresh_load(requests), lambda _: liar)
     assert sum(map(bool, run.choices[500:])) < 60
     assert len(costs.observed) - num_learnt < 150
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])
+def test_a_draft_that_comes_to_its_senses_is_used_again(num_requests: int) -> None:
+    costs = FormulaCosts(MACHINES["convex"])
+    requests = [request(index) for index in range(num_requests)]
+    made = machine_for(costs)
+    liar = ConfidentDraft((3.0, 0.5), truth=0.0)
+    for _ in range(2):
+        made.steps(400, lambda: fresh_load(requests), lambda _: DRAFTS["decided"])
+        made.steps(400, lambda: fresh_load(requests), lambda _: liar)
+    made.steps(400, lambda: fresh_load(requests), lambda _: DRAFTS["decided"])
+    run = made.steps(100, lambda: fresh_load(requests), lambda _: DRAFTS["decided"])
+    assert sum(map(bool, run.choices[-100:])) > 80
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_trees_that_hardly_hold_a_node_are_learnt_from_for_longer(seed: int) -> None:
+    """A lone request whose draft is seldom sure, and then wrong: such trees are many before they say anything."""
+    costs = FormulaCosts(MACHINES["knee"])
+    requests = [request(0)]
+    made = machine_for(costs, seed)
+    run = made.steps(600, lambda: fresh_load(requests), lambda _: ConfidentDraft((1.0, 3.0), truth=0.02))
+    assert sum(map(bool, made.held[250:])) <= 60
+    plain = 1.0 / costs.predict(step_size(load_of(requests), (), 0)).total
+    assert run.rate(250) > 0.97 * plain
