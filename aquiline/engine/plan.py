@@ -110,7 +110,7 @@ class StepPlanner(Protocol):
 
     Attributes:
         learns: whether it wants to be told of steps that ran.
-        planning_seconds: that the last call of `plan` took; it says nothing of the steps that repeat its plan.
+        planning_seconds: that planning took for the last step; 0 where that repeats a plan.
     """
 
     learns: bool

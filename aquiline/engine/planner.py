@@ -116,7 +116,7 @@ class AutoPlanner:
         """See `StepPlanner`."""
         if not self._rests.take():
             return None
-        self.learns, self._is_best = False, True
+        self.learns, self._is_best, self.planning_seconds = False, True, 0.0
         return self._rests.plan
 
     def _new_plan(self, load: StepLoad) -> StepPlan:

@@ -54,7 +54,7 @@ class StepObserver:
         if not self._planner.learns:
             if is_usual:
                 num_accepted = 0 if tree is None else num_accepted_drafts(step, shape, tree, runs)
-                self._planner.glance(self._clock.elapsed, num_accepted)
+                self._planner.glance(self._clock.elapsed - self._planner.planning_seconds, num_accepted)
             if self.tally is not None and not step.prefill_requests:
                 self.tally.add_unread(shape)
             return

@@ -15,8 +15,8 @@ from aquiline.engine.planner_rest import IDLE_PLAN, Rests, most_rest, steps_per_
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import SamplingParams
 from aquiline.speculation import chain
-from tests.engine.random_planner import put_planner
-from tests.engine.synthetic_costs import RATES, FormulaCosts, Machine, request
+from tests.engine.random_planner import RandomPlanner, put_planner
+from tests.engine.synthetic_costs import MACHINES, RATES, FormulaCosts, Machine, load_of, request
 from tests.engine.workloads import make_engine
 from tests.tiny import TinySettings
 
@@ -142,3 +142,28 @@ def test_attention_comes_after_six_steps_that_take_half_as_long_again_and_goes_w
         alerts.append(attention.is_alert)
     assert alerts.index(True) == 5
     assert not any(alerts[600:])
+
+
+def test_planning_is_no_part_of_the_time_of_a_step_that_is_only_glanced_at() -> None:
+    class Glanced(RandomPlanner):
+        def glance(self, seconds: float, num_accepted: int) -> None:
+            seen.append(seconds)
+
+    seen: list[float] = []
+    engine, planner = make_engine(TinySettings("auto")), Glanced(0)
+    planner.learns, planner.planning_seconds = False, -1000.0
+    put_planner(engine, planner)
+    engine.add_request("first", (1, 2, 3), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    for _ in range(8):
+        engine.step()
+    assert seen and min(seen) > 1000.0
+
+
+def test_a_step_that_repeats_a_plan_was_not_planned() -> None:
+    planner = AutoPlanner(FormulaCosts(MACHINES["steep"]), PlannerSettings(TreeBounds(4)))
+    took = []
+    for _ in range(12):
+        if planner.rest() is None:
+            planner.plan(load_of([request(0)]))
+        took.append(planner.planning_seconds)
+    assert took[0] > 0.0 and 0.0 in took
