@@ -13,8 +13,8 @@
 
 namespace aquiline {
 
-// A fixed number of threads, the caller among them. Between loops the others watch for work for some hundred
-// microseconds, for the next layer or step follows at once, and then sleep.
+// A fixed number of threads, the caller among them. Between loops the others watch for work for a
+// millisecond or two, for the next layer or step follows soon, and then sleep.
 class ThreadPool {
 public:
     explicit ThreadPool(int num_threads);

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 # Hits may stay this share below what is expected, or above it, for ever.
 ALLOWANCE = 0.1
-# What is missing beyond that, or too much, may come to so many hits; chance alone makes it once in 10,000 trials.
+# What is missing beyond that, or too much, may come to so many hits; chance alone makes it once in 1,000 trials where
+# half of them hit or fewer, and far less often where most do.
 MOST_HITS = 10.0
 LEAST_SHARE = 0.01
 MOST_SHARE = 2.0

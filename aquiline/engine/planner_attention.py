@@ -17,8 +17,8 @@ CALM_ABOUT_TIMES_OF_ONE = 0.2
 
 
 class Attention:
-    """Compares the times of all steps, also of those that nothing else is learnt from, which costs next to nothing, and
-    the committed tokens of the others.
+    """Compares the times and committed tokens of all steps, also of those that nothing else is learnt from, which costs
+    next to nothing.
 
     What is always foretold wrongly by the same share alarms nobody for long: learning has not mended it.
 
@@ -49,7 +49,7 @@ class Attention:
         self._times.see(seconds, expected, max(CALM, CALM_ABOUT_TIMES_OF_ONE / num_trees**0.5) if num_trees else CALM)
 
     def see_tokens(self, num_committed: int, expected: float, num_requests: int) -> None:
-        """A step has run as planned, and all its trees were reported."""
+        """A step with trees has run as planned."""
         self._tokens.see(num_committed, expected, max(CALM, CALM_ABOUT_ONE / num_requests**0.5))
 
 

@@ -100,7 +100,7 @@ class DraftKnowledge:
         """Take over what was learnt, when enough of it was.
 
         Args:
-            num_steps: steps since this was last called.
+            num_steps: steps since this was last called: of those with trees, the reported ones alone.
             mask_share: tells what the grammar mask of a node costs, as a share of what a node costs beside it.
 
         Returns:

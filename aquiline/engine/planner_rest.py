@@ -20,9 +20,9 @@ IDLE_PLAN = StepPlan(NO_TREE, {}, {})
 
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """How many accepted paths and steps must be known for one of `num_steps` steps to suffice for learning."""
+    """How many trees and steps must be known for one of `num_steps` steps to suffice for learning."""
 
-    num_paths: int
+    num_trees: int
     num_known_steps: int
     num_steps: int
 
@@ -32,13 +32,14 @@ LESSONS = (Lessons(1024, 512, 8), Lessons(256, 160, 4), Lessons(48, 32, 2))
 STEPS_OF_A_PLAIN_REST = 3
 
 
-def steps_per_lesson(num_paths: int, num_known_steps: int) -> int:
+def steps_per_lesson(num_trees: int, num_known_steps: int) -> int:
     """Every step teaches at first, and later fewer and fewer.
 
     Args:
-        num_paths, num_known_steps: accepted paths and steps from which the planner has learnt.
+        num_trees, num_known_steps: trees and steps from which the planner has learnt. Trees that foretell less than one
+            token in the mean count as one for each token.
     """
-    known = (each for each in LESSONS if num_paths >= each.num_paths and num_known_steps >= each.num_known_steps)
+    known = (each for each in LESSONS if num_trees >= each.num_trees and num_known_steps >= each.num_known_steps)
     return next((each.num_steps for each in known), 1)
 
 
