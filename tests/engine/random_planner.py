@@ -33,6 +33,7 @@ class RandomPlanner:
         self._dice = random.Random(seed)
         self._most = max_draft_tokens
         self._is_on = True
+        self._last: StepPlan | None = None
 
     @classmethod
     def put_into(cls, engine: Engine, seed: int) -> RandomPlanner:
@@ -51,6 +52,7 @@ class RandomPlanner:
         rows = {name: dice.randint(0, most) for name, most in pending.items() if most > 0 and dice.random() < 0.4}
         shape = self._shape() if self._is_on else NO_TREE
         held = {r.request_id: dice.randint(0, shape.num_draft_tokens) for r in load.growing}
+        self._last = StepPlan(shape, held, {})
         return StepPlan(shape, held, rows)
 
     def _shape(self) -> StaticTree:
@@ -65,8 +67,10 @@ class RandomPlanner:
         return StaticTree(tuple(parents), tuple(ranks))
 
     def rest(self) -> StepPlan | None:
-        """See `StepPlanner`; at random too."""
-        return StepPlan(NO_TREE, {}, {}) if self._dice.random() < 0.3 else None
+        """See `StepPlanner`; at random too, and as often as not with the trees of the last plan."""
+        if self._dice.random() < 0.3:
+            return StepPlan(NO_TREE, {}, {})
+        return self._last if self._last is not None and self._dice.random() < 0.5 else None
 
     def wants_draft(self, request: Request) -> bool:
         """See `StepPlanner`."""
