@@ -177,7 +177,7 @@ class AutoPlanner:
         if last is not None and last.plan.num_draft_tokens:
             for request in last.growing:
                 if request.request_id not in last.plan.num_draft_tokens:
-                    self.estimator.fade(request.request_id, last.num_steps)
+                    self.estimator.fade(request.request_id, last.num_steps + self._rests.num_rested)
 
     def _use(self, load: StepLoad, best: Forecast | None) -> DraftUse:
         """Whether draft rows are worth writing soon: at the load that there will be when all prompts are computed."""

@@ -167,3 +167,19 @@ def test_a_step_that_repeats_a_plan_was_not_planned() -> None:
             planner.plan(load_of([request(0)]))
         took.append(planner.planning_seconds)
     assert took[0] > 0.0 and 0.0 in took
+
+
+def test_a_request_without_a_tree_fades_for_every_step_that_rested(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = AutoPlanner(FormulaCosts(MACHINES["steep"]), PlannerSettings(TreeBounds(4)))
+    faded: list[int] = []
+    monkeypatch.setattr(planner.estimator, "fade", lambda name, num_steps: faded.append(num_steps))
+    requests, num_steps = [request(index) for index in range(2)], 0
+    with_tree = StepPlan(chain(1), {"r0": 1}, {})
+    monkeypatch.setattr("aquiline.engine.planner.plan_of", lambda best, growing, kinds: with_tree)
+    monkeypatch.setattr("aquiline.engine.planner.most_rest", lambda plan, per_lesson: 7)
+    for _ in range(20):
+        if planner.rest() is None:
+            planner.plan(load_of(requests))
+        num_steps += 1
+    planner.forget("r0")
+    assert sum(faded) == num_steps
