@@ -21,7 +21,7 @@ STEPS_TO_WARM_UP = 2
 
 
 class StepObserver:
-    """Watches the steps of one engine for its planner; costs nothing where the planner does not learn.
+    """Watches the steps of one engine for its planner; costs next to nothing where the planner does not learn.
 
     Attributes:
         tally: compares forecasts with what came of them; None: nothing does.
