@@ -133,10 +133,10 @@ class StepPlanner(Protocol):
         """Whether the draft should follow a request that is about to be admitted."""
 
     def glance(self, seconds: float, num_accepted: int) -> None:
-        """A step ran that nothing is learnt from.
+        """A step ran in which nothing was looked up; it may be reported in full too.
 
         Args:
-            seconds: that it took.
+            seconds: that it took without planning.
             num_accepted: tokens of the draft model that were committed.
         """
 

@@ -217,8 +217,9 @@ class AutoPlanner:
         return self._num_plain_steps == 0
 
     def glance(self, seconds: float, num_accepted: int) -> None:
-        """See `StepPlanner`."""
-        self._glances.append((seconds, num_accepted))
+        """See `StepPlanner`; steps that go another way than the best, to learn, are no news."""
+        if self._is_best:
+            self._glances.append((seconds, num_accepted))
 
     def _attend(self) -> None:
         """Compare the steps since the last plan with what it foretold."""
@@ -234,8 +235,6 @@ class AutoPlanner:
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`. Reports are read several at once, which takes far less time than one by one."""
         self._reports.append(report)
-        if report.seconds is not None and self._is_best:
-            self.glance(report.seconds.total, sum([len(outcome.accepted) for outcome in report.outcomes]))
         self._probes.observe(report.outcomes)
 
     def forget(self, request_id: str) -> None:

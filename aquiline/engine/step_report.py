@@ -51,10 +51,11 @@ class StepObserver:
             tree: of the drawing requests, as it was verified; None: no request had one.
         """
         is_usual = self._is_usual(step)
+        # Plans say nothing of what was looked up.
+        if is_usual and not any(scheduled.known.num_draft_tokens for scheduled in step.tree_requests):
+            num_accepted = 0 if tree is None else num_accepted_drafts(step, shape, tree, runs)
+            self._planner.glance(self._clock.elapsed - self._planner.planning_seconds, num_accepted)
         if not self._planner.learns:
-            if is_usual:
-                num_accepted = 0 if tree is None else num_accepted_drafts(step, shape, tree, runs)
-                self._planner.glance(self._clock.elapsed - self._planner.planning_seconds, num_accepted)
             if self.tally is not None and not step.prefill_requests:
                 self.tally.add_unread(shape)
             return

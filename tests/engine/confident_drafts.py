@@ -147,8 +147,8 @@ class CutMachine:
         size = step_size(load, list(trees.values()), new_rows)
         seconds = self.costs.predict(size)
         self.run.seconds.append(seconds.total)
+        self.planner.glance(seconds.total, sum(len(tree.accepted) for tree in trees.values()))
         if not self.planner.learns:
-            self.planner.glance(seconds.total, sum(len(tree.accepted) for tree in trees.values()))
             return
         outcomes = [
             TreeOutcome(request_id, len(tree.survivals), tree.accepted, tree=tree) for request_id, tree in trees.items()

@@ -299,10 +299,10 @@ class Machine:
         if not any(sizes) and new_rows:
             draft = self.costs.draft_seconds(new_rows, ())
             seconds = StepSeconds(seconds.verify, draft, seconds.sample, seconds.host)
+        measured = self._noisy(seconds)
+        self.planner.glance(measured.total, sum(len(outcome.accepted) for outcome in outcomes))
         if self.planner.learns:
-            self.planner.observe(StepReport(shape, size_of_step, self._noisy(seconds), tuple(outcomes)))
-        else:
-            self.planner.glance(self._noisy(seconds).total, sum(len(outcome.accepted) for outcome in outcomes))
+            self.planner.observe(StepReport(shape, size_of_step, measured, tuple(outcomes)))
         self.run.choices.append(sum(sizes))
         self.run.keys.append(self.planner.last.candidate.key if self.planner.last else (-1, 0))
         self.run.committed.append(committed)
