@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aquiline.cli import generate, main
+from aquiline.cli import generate, main, train_data
 from aquiline.errors import InternalError, ModelFormatError
 from aquiline.request import SamplingParams
 from tests.fake_llm import FakeLLM
@@ -188,6 +188,8 @@ def test_explain_draws_every_step_and_still_answers(llm: FakeLLM, capsys: pytest
         pytest.param(["--prompts", "no-such-file.jsonl"], "no-such-file.jsonl cannot be read", id="file-missing"),
         pytest.param(["--prompts", "."], ". cannot be read", id="file-is-folder"),
         pytest.param(["stray\nword"], "unrecognized arguments: stray\\nword", id="stray-line-break"),
+        pytest.param(["Hello"], "a text to answer is given as --prompt TEXT", id="prompt-without-option"),
+        pytest.param(["--max-token", "3"], "perhaps --max-tokens is meant", id="misspelt-option"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
@@ -233,6 +235,17 @@ def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(generate, "open_llm", lambda settings: FakeLLM(ZeroDivisionError("oops")))
     assert main(["generate", "--prompt", "eagle"]) == 1
     assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_an_interrupt_of_a_run_that_can_go_on_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_data, "check_arguments", interrupted)
+    assert main(["train-data", "--output", "data"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

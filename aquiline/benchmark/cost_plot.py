@@ -28,8 +28,9 @@ def cost_picture(costs: CostProfile) -> bytes:
         "draft: children of roots": costs.propose_roots,
         "draft: one level": costs.level,
     }
+    plotted = [rows for rows in PLOTTED_ROWS if rows <= costs.verify.rows[-1]]  # beyond is guessed, not measured
     for label, curve in curves.items():
-        axes.plot(PLOTTED_ROWS, [1000.0 * curve.at(rows) for rows in PLOTTED_ROWS], label=label)
+        axes.plot(plotted, [1000.0 * curve.at(rows) for rows in plotted], label=label)
     axes.set_xlabel("rows")
     axes.set_ylabel("milliseconds")
     axes.set_ylim(bottom=0.0)

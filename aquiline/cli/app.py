@@ -26,6 +26,7 @@ EXIT_INTERNAL_FAULT = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+RESUMABLE = ("train-data", "train")
 
 
 def build_parser() -> LineParser:
@@ -46,6 +47,7 @@ def build_parser() -> LineParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (the process's own when None) and return its exit status."""
+    args = None
     try:
         args = build_parser().parse_args(argv)
         require_output()
@@ -63,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         discard_unwritten(sys.stdout)
+        if args is not None and args.command in RESUMABLE:
+            report("interrupted; the same command goes on from what is on disk")
         return EXIT_INTERRUPTED
     except Exception as error:
         discard_unwritten(sys.stdout)

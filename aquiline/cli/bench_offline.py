@@ -115,7 +115,7 @@ def drawing(rows: Sequence[dict[str, Any]]) -> Group:
     """How fast each row was, and below it where its time went: one table of both is wider than a terminal."""
     columns = {
         "tokens/s": "tokens_per_second",
-        "machine ms/token": "time_per_committed_token_ms",
+        "machine\nms/token": "time_per_committed_token_ms",
         "acceptance length": "acceptance_length",
         "peak MB": "peak_memory_mb",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -26,8 +27,16 @@ class LineParser(argparse.ArgumentParser):
         self.typed.clear()
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown[0])}")
         return namespace, unknown
+
+    def _meant(self, unknown: str) -> str:
+        """What an argument that nobody knows was probably meant to be, or nothing."""
+        options = self._option_string_actions
+        if not unknown.startswith("-"):
+            return "; a text to answer is given as --prompt TEXT" if "--prompt" in options else ""
+        close = difflib.get_close_matches(unknown.partition("=")[0], options, n=1, cutoff=0.85)
+        return f"; perhaps {close[0]} is meant" if close else ""
 
     def error(self, message: str) -> NoReturn:
         """Raise InvalidParameterError with `message` and the way to help."""

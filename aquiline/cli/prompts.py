@@ -16,6 +16,7 @@ from aquiline.json_line import json_fault
 
 Message = Mapping[str, Any]
 KINDS = ("prompt", "messages", "turns")
+EXAMPLE = '{"prompt": "Hello"}'
 STANDARD_INPUT = "-"
 
 
@@ -77,8 +78,10 @@ def _from_line(line: bytes, place: str, is_raw: bool) -> Prompt:
     except UnicodeDecodeError:
         raise PromptError(f"{place} is not UTF-8 text; save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise PromptError(f"{place} is not JSON: {json_fault(error)}") from None
-    given = [kind for kind in KINDS if isinstance(entry, dict) and kind in entry]
+        raise PromptError(f"{place} is not JSON: {json_fault(error)}; write an object such as {EXAMPLE}") from None
+    if not isinstance(entry, dict):
+        raise PromptError(f"{place} must be an object such as {EXAMPLE}, not {reprlib.repr(entry)}")
+    given = [kind for kind in KINDS if kind in entry]
     if len(given) != 1:
         found = " and ".join(given) if given else "none of them"
         raise PromptError(f"{place} must be an object with exactly one of {', '.join(KINDS)}; it has {found}")

@@ -41,9 +41,15 @@ SOURCE_OPTIONS = (
     Option("--skip-bad-lines", "skips_bad_lines", "report lines that hold no conversation instead of refusing them"),
 )
 AMOUNT_OPTIONS = (
-    Option("--num-tokens", "num_tokens", "answer tokens that the target writes", integer, "N"),
+    Option("--num-tokens", "num_tokens", "answer tokens that the target writes, in whole rounds", integer, "N"),
     Option("--max-answer-tokens", "max_answer_tokens", "where the target's answers are cut off", integer, "N"),
-    Option("--turns-per-round", "num_turns_per_round", "conversations that a killed run writes again", integer, "N"),
+    Option(
+        "--turns-per-round",
+        "num_turns_per_round",
+        "conversations of a round, which a killed run repeats",
+        integer,
+        "N",
+    ),
     Option(
         "--max-length", "max_length", "longest conversation of a file in tokens; the context otherwise", integer, "N"
     ),

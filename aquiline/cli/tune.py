@@ -86,7 +86,7 @@ def check_arguments(args: argparse.Namespace) -> TuneSettings:
         is_json=args.json,
         only_shows=args.show,
         is_short=args.short,
-        plot=_file_to_write("--plot", args.plot),
+        plot=_picture_to_write("--plot", args.plot),
         table=_file_to_write("--write-table", args.write_table),
     )
 
@@ -126,6 +126,14 @@ def _file_to_write(option: str, text: str | None) -> Path | None:
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise InvalidParameterError(f"{option} is {text!r}; name a file in a folder that is there")
+    return path
+
+
+def _picture_to_write(option: str, text: str | None) -> Path | None:
+    """Where a picture will go, which is PNG whatever the name says."""
+    path = _file_to_write(option, text)
+    if path is not None and path.suffix.lower() not in ("", ".png"):
+        raise InvalidParameterError(f"{option} is {text!r}, and the picture is PNG; name a file that ends in .png")
     return path
 
 
@@ -177,7 +185,7 @@ def drawing(stored: StoredProfile, objectives: Mapping[str, Sequence[ChosenShape
     )
     for name in ("rows", "target", "draft: new rows", "draft: children of roots", "draft: a level", "sampling"):
         table.add_column(name, justify="right")
-    for rows in SHOWN_ROWS:
+    for rows in (rows for rows in SHOWN_ROWS if rows <= costs.verify.rows[-1]):
         sample = costs.sample_base + costs.sample_per_row * rows
         figures = [costs.verify.at(rows), costs.extend.at(rows), costs.propose_roots.at(rows), costs.level.at(rows)]
         table.add_row(str(rows), *(f"{1000.0 * seconds:.2f}" for seconds in [*figures, sample]))
@@ -186,12 +194,12 @@ def drawing(stored: StoredProfile, objectives: Mapping[str, Sequence[ChosenShape
 
 def _shapes_table(objective: str, chosen: Sequence[ChosenShape]) -> Table:
     shapes = Table(title=f"what the planner would begin with, for {objective}", title_justify="left")
-    for name in ("requests", "tree", "expected tokens", "step ms", "tokens/s", "plain tokens/s"):
-        shapes.add_column(name, justify="right", overflow="fold")
+    for name in ("requests", "tree", "tokens\na step", "step ms", "tokens/s", "plain tokens/s"):
+        shapes.add_column(name, justify="right", overflow="fold", no_wrap=name == "tree")
     for shape in chosen:
         shapes.add_row(
             str(shape.num_requests),
-            shape.text,
+            shape.text.replace(",nodes", ",\nnodes"),  # broken where it reads well, so that it fits into 80 columns
             f"{shape.expected:.2f}",
             f"{shape.step_ms:.2f}",
             f"{shape.tokens_per_second:.0f}",

@@ -94,5 +94,12 @@ async def _on_fault(_: Request, __: Exception) -> Response:
 
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    failure = Failure(error.status_code, str(error.detail).lower(), "invalid_request_error")
+    message = str(error.detail).lower()
+    if error.status_code == 404:
+        message += "; the endpoints of OpenAI's API begin with /v1, and GET /docs names all there are"
+    elif error.status_code == 400 and message == "there was an error parsing the body":
+        message = "the body cannot be read as JSON; send it in UTF-8, and nested less deeply where it is"
+    elif error.status_code == 405 and error.headers:
+        message += f"; this endpoint takes {error.headers.get('Allow', 'others')}"
+    failure = Failure(error.status_code, message, "invalid_request_error")
     return JSONResponse(failure.body, error.status_code, error.headers)

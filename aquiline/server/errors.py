@@ -115,7 +115,12 @@ def describe_invalid(errors: list[Mapping[str, Any]]) -> Failure:
     if kind == "extra_forbidden":
         text = f"{param}: this server knows no such field; see docs/server.md for those it knows"
     elif kind == "json_invalid":
-        return Failure(400, "the body is not valid JSON", "invalid_request_error")
+        reason = str(first.get("ctx", {}).get("error", "")) or "it cannot be read"
+        place = f" at character {path[0]}" if path else ""
+        text = f"the body is not valid JSON: {reason[:1].lower()}{reason[1:]}{place}"
+        return Failure(400, " ".join(text.split()), "invalid_request_error")
+    elif kind == "too_short" and first.get("input") == []:
+        text = f"{param or 'the body'} is empty; give at least {first['ctx']['min_length']}"
     elif kind == "missing":
         text = f"{param or 'the body'} is missing"
     elif kind == "model_attributes_type" and isinstance(first.get("input"), bytes):

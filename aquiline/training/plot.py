@@ -52,6 +52,7 @@ def write_plot(records: Sequence[Record], path: Path) -> None:
     _draw_time(right, evaluations)
     for axes in (left, middle, right):
         axes.set_xlabel("trained tokens")
+        axes.set_xlim(0.0, 1.02 * max([1000, *(record["num_tokens"] for record in [*steps, *evaluations])]))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(True, alpha=0.3)
         if axes.get_legend_handles_labels()[0]:

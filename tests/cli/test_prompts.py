@@ -35,6 +35,7 @@ def test_line_separators_inside_a_text_do_not_end_the_line(tmp_path: Path) -> No
         pytest.param(b"[" * 100_000, "line 2 is not JSON", id="deep"),
         pytest.param(b'{"prompt": "\xff"}', "line 2 is not UTF-8", id="bytes"),
         pytest.param(b'"hello"', "line 2 must be an object", id="not-an-object"),
+        pytest.param(b"Name a bird", 'write an object such as {"prompt": "Hello"}', id="plain-text"),
         pytest.param(b'{"text": "hello"}', "it has none of them", id="no-prompt"),
         pytest.param(b'{"prompt": "a", "turns": ["b"]}', "it has prompt and turns", id="two-prompts"),
         pytest.param(b'{"prompt": ""}', "line 2: the prompt is empty", id="empty"),

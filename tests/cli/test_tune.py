@@ -67,6 +67,7 @@ def test_costs_are_measured_shown_and_written(
     [
         (["--show", "--short"], "give only one of them"),
         (["--draft", "none"], "nothing to plan"),
+        (["--plot", "costs.jpg"], "name a file that ends in .png"),
         (["--speculate", "chain:1"], "unrecognized arguments"),
         (["--grammar-mask-ms", "9"], "unrecognized arguments"),
     ],

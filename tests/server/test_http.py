@@ -171,3 +171,25 @@ def test_what_is_no_object_is_refused_in_words_of_json(server: Running, sent: by
     reply = httpx.post(f"{server.url}/v1/completions", content=sent, headers={"Content-Type": kind})
     assert reply.status_code == 400
     assert message in reply.json()["error"]["message"] and "b'" not in reply.text
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"messages": [', "the body is not valid JSON: expecting value at character 14"),
+        (b'{"messages": "\xff"}', "send it in UTF-8"),
+        (b'{"messages": []}', "messages is empty; give at least 1"),
+    ],
+    ids=["cut", "bytes", "empty"],
+)
+def test_what_is_wrong_with_a_body_is_said(server: Running, body: bytes, message: str) -> None:
+    answer = httpx.post(f"{server.url}/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_wrong_paths_and_methods_say_what_is_right(server: Running) -> None:
+    missing, wrong = httpx.get(f"{server.url}/chat/completions"), httpx.get(f"{server.url}/v1/completions")
+    assert (missing.status_code, wrong.status_code) == (404, 405)
+    assert "begin with /v1" in missing.json()["error"]["message"]
+    assert wrong.json()["error"]["message"].endswith("takes POST")
