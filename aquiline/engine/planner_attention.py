@@ -12,8 +12,8 @@ MOST_RATIO = 2.0
 # What was lately may differ from what is usual by so much. Committed tokens are a matter of luck, and so are the sizes
 # of trees that end where the draft has no confidence; but the luck of many requests evens out.
 CALM = 0.1
-CALM_ABOUT_ONE = 0.25
-CALM_ABOUT_TIMES_OF_ONE = 0.2
+CALM_ABOUT_ONE = 0.35
+CALM_ABOUT_TIMES_OF_ONE = 0.25
 
 
 class Attention:
