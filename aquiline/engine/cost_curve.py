@@ -21,7 +21,7 @@ LEAST_STAIR = 0.03
 
 @dataclass(frozen=True)
 class Curve:
-    """A function of a row count: straight between its points, rising as its last piece beyond them.
+    """A function of a row count: straight between its points, and beyond them as over the last doubling of rows.
 
     Where kernels work on rows in panels, times make a stair behind each full panel. The curve has a point on both sides
     of it, 16 and 17 rows for instance, and so nothing is ever reckoned across it.
@@ -43,10 +43,21 @@ class Curve:
             return self.seconds[place]
         if len(self.rows) == 1:
             return self.seconds[0]
-        high = min(place, len(self.rows) - 1)
-        low = high - 1
+        if place == len(self.rows):
+            return self.seconds[-1] + slope_beyond(self.rows, self.seconds) * (num_rows - self.rows[-1])
+        high, low = place, place - 1
         slope = (self.seconds[high] - self.seconds[low]) / (self.rows[high] - self.rows[low])
         return self.seconds[low] + slope * (num_rows - self.rows[low])
+
+
+def slope_beyond(rows: Sequence[int], values: Sequence[float] | FloatArray) -> float:
+    """What a row more than the last point's adds: as over the last doubling, for the last piece alone may be a stair, or
+    so short that chance makes it level.
+
+    Worked example, points at 16, 32 and 33 rows: from 16 to 33.
+    """
+    low = max((place for place, each in enumerate(rows[:-1]) if each <= rows[-1] / 2), default=0)
+    return float(values[-1] - values[low]) / (rows[-1] - rows[low]) if len(rows) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -68,10 +79,10 @@ class PreparedCurve:
 
     @classmethod
     def from_values(cls, rows: Sequence[int], values: FloatArray, is_level: bool = False) -> PreparedCurve:
-        """Points and, beyond the last, the slope before it; `is_level`: none."""
+        """Points and, beyond the last, a straight line; `is_level`: a level one."""
         last = values[-1]
-        if len(rows) > 1 and not is_level:
-            last += (values[-1] - values[-2]) / (rows[-1] - rows[-2]) * (FARTHEST_ROWS - rows[-1])
+        if not is_level:
+            last += slope_beyond(rows, values) * (FARTHEST_ROWS - rows[-1])
         # Below its first point the curve is level; what lies between no rows and a whole one, nobody asks for.
         first = [0.0, min(1.0, rows[0] / 2.0)]
         return cls(
