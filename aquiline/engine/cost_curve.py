@@ -51,8 +51,9 @@ class Curve:
 
 
 def slope_beyond(rows: Sequence[int], values: Sequence[float] | FloatArray) -> float:
-    """What a row more than the last point's adds: as over the last doubling, for the last piece alone may be a stair, or
-    so short that chance makes it level.
+    """What a row more than the last point's adds: as over the last doubling.
+
+    The last piece alone may be a stair, or so short that chance makes it level.
 
     Worked example, points at 16, 32 and 33 rows: from 16 to 33.
     """
