@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         discard_unwritten(sys.stdout)
         if args is not None and args.command in RESUMABLE:
-            report("interrupted; the same command goes on from what is on disk")
+            report("interrupted; the same command goes on from its last checkpoint or round, if there is one yet")
         return EXIT_INTERRUPTED
     except Exception as error:
         discard_unwritten(sys.stdout)

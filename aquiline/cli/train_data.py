@@ -21,6 +21,7 @@ from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
 from aquiline.cli.output import draw, write
 from aquiline.cli.parser import Option, add_options, integer, number, values_given
 from aquiline.cli.pull import shown_progress
+from aquiline.cli.waiting import RareLines
 from aquiline.config import EngineConfig, GrammarConfig, SpeculativeConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.model_store import resolve_model
@@ -132,20 +133,24 @@ def run(args: argparse.Namespace) -> None:
 
 
 class WorkView:
-    """A bar on standard error for what is going on."""
+    """A bar on standard error for what is going on, or lines for a log."""
 
-    def __init__(self, progress: Progress, way: Way) -> None:
+    def __init__(self, progress: Progress, lines: RareLines, way: Way) -> None:
         self._progress = progress
+        self._lines = lines
         self._loading = progress.add_task("packing weights", total=None, visible=FIELDS_OF_WAY[way] >= {"engine"})
         self._writing = progress.add_task("reading", total=None, visible=not FIELDS_OF_WAY[way] >= {"engine"})
         self._unit = "answer tokens" if way == "self" else "tokens" if way == "answers" else "conversations"
 
     def on_load(self, num_done: int, num_total: int) -> None:
         """Weights are being packed."""
+        self._lines.say("packing weights")
         self._progress.update(self._loading, completed=num_done, total=num_total)
 
     def on_done(self, num_done: int, num_total: int | None) -> None:
         """Data is being written."""
+        of_all = f" of {num_total:,}" if num_total else ""
+        self._lines.say(f"{num_done:,}{of_all} {self._unit}")
         self._progress.update(self._loading, visible=False)
         self._progress.update(
             self._writing, description=f"{num_done:,} {self._unit}", completed=num_done, total=num_total, visible=True
@@ -157,7 +162,7 @@ def _shown(way: Way, is_hidden: bool) -> Iterator[WorkView]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=is_hidden or not console.is_terminal) as progress:
-        yield WorkView(progress, way)
+        yield WorkView(progress, RareLines(console, is_hidden), way)
 
 
 def _engine_config(args: argparse.Namespace) -> EngineConfig:

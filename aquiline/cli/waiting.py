@@ -1,8 +1,9 @@
-"""Signs of life on standard error, where that is a terminal, while there is nothing to print yet."""
+"""Signs of life on standard error while there is nothing to print yet: bars on a terminal, elsewhere rare lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -10,6 +11,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from aquiline.cli.output import Printer
 from aquiline.request import RequestOutput
+
+SECONDS_BETWEEN_LINES = 60.0
 
 
 class LoadingBar:
@@ -34,6 +37,27 @@ def loading_shown(is_hidden: bool) -> Iterator[LoadingBar]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=console, transient=True, disable=is_hidden or not console.is_terminal) as progress:
         yield LoadingBar(progress)
+
+
+class RareLines:
+    """Lines for a log: where a bar moves on a terminal, one line a minute at most.
+
+    Args:
+        console: of standard error; nothing is printed where it is a terminal.
+        clock: tells the seconds.
+    """
+
+    def __init__(self, console: Console, is_hidden: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = None if is_hidden or console.is_terminal else console
+        self._clock = clock
+        self._due = clock() + SECONDS_BETWEEN_LINES
+
+    def say(self, text: str) -> None:
+        """So far have we come."""
+        now = self._clock()
+        if self._console is not None and now >= self._due:
+            self._due = now + SECONDS_BETWEEN_LINES
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class AwaitedPrinter:

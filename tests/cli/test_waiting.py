@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 
 import pytest
+from rich.console import Console
 
 from aquiline.cli.output import StreamPrinter
-from aquiline.cli.waiting import AwaitedPrinter, loading_shown
+from aquiline.cli.waiting import AwaitedPrinter, RareLines, loading_shown
 from tests.cli.test_output import output
 
 
@@ -49,3 +50,21 @@ def test_the_moving_line_is_gone_before_text_appears(terminal: None, capsys: pyt
         printer.update(0, output("an eagle flies"))
         assert capsys.readouterr().err == ""
     assert stream.getvalue() == "an eagle flies"
+
+
+def test_a_log_gets_a_line_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = iter([0.0, 0.0, 60.0, 119.0, 120.0, 121.0])
+    lines = RareLines(Console(stderr=True), is_hidden=False, clock=lambda: next(seconds))
+    for number in range(5):
+        lines.say(f"{number} [tokens]")
+    assert capsys.readouterr().err == "1 [tokens]\n3 [tokens]\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_no_line_where_a_bar_moves_or_nothing_is_to_be_shown(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = iter([0.0, 60.0])
+    console = Console(stderr=True, force_terminal=is_terminal)
+    RareLines(console, is_hidden=not is_terminal, clock=lambda: next(seconds)).say("word")
+    assert capsys.readouterr().err == ""
