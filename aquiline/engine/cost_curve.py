@@ -41,12 +41,11 @@ class Curve:
         place = bisect_left(self.rows, num_rows)
         if place < len(self.rows) and (place == 0 or self.rows[place] == num_rows):
             return self.seconds[place]
-        if len(self.rows) == 1:
-            return self.seconds[0]
+        low = place - 1
         if place == len(self.rows):
-            return self.seconds[-1] + slope_beyond(self.rows, self.seconds) * (num_rows - self.rows[-1])
-        high, low = place, place - 1
-        slope = (self.seconds[high] - self.seconds[low]) / (self.rows[high] - self.rows[low])
+            slope = slope_beyond(self.rows, self.seconds)
+        else:
+            slope = (self.seconds[place] - self.seconds[low]) / (self.rows[place] - self.rows[low])
         return self.seconds[low] + slope * (num_rows - self.rows[low])
 
 

@@ -200,9 +200,7 @@ class WidthTally:
 
     def believe(self, share: float) -> None:
         """Take another share of the promised tokens to come true from now on, whatever was seen."""
-        for (least_survival, max_depth), trees in self._unread.items():
-            self._take(least_survival, min(max_depth, DEEPEST), trees)
-        self._unread.clear()
+        self._read()
         kept = TREES_REMEMBERED / np.maximum(TREES_REMEMBERED, self._weights)
         self._sums *= kept
         self._held *= kept[:, 0]
@@ -212,9 +210,7 @@ class WidthTally:
 
     def refresh(self) -> None:
         """Bring `figures` up to what was observed."""
-        for (least_survival, max_depth), trees in self._unread.items():
-            self._take(least_survival, min(max_depth, DEEPEST), trees)
-        self._unread.clear()
+        self._read()
         _, prior_promised, prior = self._prior.by_depth
         by_depth = np.empty_like(self._sums)
         change, first_share, weight_above = np.ones(DEEPEST), self._kept_share, np.ones(DEEPEST)
@@ -242,6 +238,11 @@ class WidthTally:
         self.figures = CutFigures(
             np.maximum.accumulate(by_depth[:, ::-1], axis=1)[:, ::-1], np.maximum.accumulate(held[::-1])[::-1]
         )
+
+    def _read(self) -> None:
+        for (least_survival, max_depth), trees in self._unread.items():
+            self._take(least_survival, min(max_depth, DEEPEST), trees)
+        self._unread.clear()
 
     def _take(self, least_survival: float, max_depth: int, trees: Sequence[CutTree]) -> None:
         # Rounded thresholds keep what the draft's own comparison, in another precision, kept.

@@ -92,14 +92,23 @@ class StepObserver:
 
 
 def num_accepted_drafts(step: StepLayout, shape: TreeShape, tree: DraftTree, runs: Mapping[str, AcceptedRun]) -> int:
-    """Accepted tokens of all requests that the draft model proposed; looked-up nodes stand behind its own."""
+    """Accepted tokens of all requests that the draft model proposed."""
     total = 0
     for index, scheduled in enumerate(step.growing_requests):
         run = runs.get(scheduled.request.request_id)
         if run is not None and run.nodes:
-            held = _num_held(scheduled, index, shape, tree)
-            total += len(run.nodes) if run.nodes[-1] <= held else sum([node <= held for node in run.nodes])
+            total += len(_grown_nodes(run, _num_held(scheduled, index, shape, tree)))
     return total
+
+
+def _grown_nodes(run: AcceptedRun, num_held: int) -> tuple[int, ...]:
+    """Accepted nodes that the draft model grew.
+
+    Nodes of a path are numbered downwards, and looked-up ones behind all that grew: where the path leaves the grown
+    nodes, the draft model has missed.
+    """
+    nodes = run.nodes
+    return nodes if not nodes or nodes[-1] <= num_held else tuple([node for node in nodes if node <= num_held])
 
 
 def _num_held(scheduled: ScheduledRequest, index: int, shape: TreeShape, tree: DraftTree | None) -> int:
@@ -123,11 +132,7 @@ def tree_outcomes(
         if request.own_shape is not None or run is None:
             continue
         held, grown = _num_held(scheduled, index, shape, tree), None
-        nodes = run.nodes
-        if nodes and nodes[-1] > held:
-            # Nodes of a path are numbered downwards, and looked-up ones behind all that grew: where the path
-            # leaves the grown nodes, the draft model has missed.
-            nodes = tuple(node for node in nodes if node <= held)
+        nodes = _grown_nodes(run, held)
         if survivals is not None and parents is not None and depths is not None:
             end = held + 1
             own_parents, own_depths = tuple(parents[index][1:end]), tuple(depths[index][1:end])
