@@ -9,6 +9,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -112,54 +113,73 @@ __m512 vector_of(const Lanes& lanes) {
 template <int kCount>
 void score(const TileState& state, const Block& block, int width, __m512 (&scores)[kBlockQueries][2]) {
     const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(static_cast<float>(width)));
-    __m512 sums[kCount][2];
+    // Two sums for each half, of every other pair, so that a sum need not wait for the one before.
+    __m512 sums[kCount][4];
 #pragma GCC unroll 4
-    for (int q = 0; q < kCount; ++q) sums[q][0] = sums[q][1] = _mm512_setzero_ps();
-    for (int pair = 0; pair < width / 2; ++pair) {
-        const auto low = reinterpret_cast<__m512bh>(state.keys[2 * pair]);
-        const auto high = reinterpret_cast<__m512bh>(state.keys[2 * pair + 1]);
+    for (int q = 0; q < kCount; ++q) sums[q][0] = sums[q][1] = sums[q][2] = sums[q][3] = _mm512_setzero_ps();
+    for (int pair = 0; pair < width / 2; pair += 2) {
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+            const auto low = reinterpret_cast<__m512bh>(state.keys[2 * (pair + i)]);
+            const auto high = reinterpret_cast<__m512bh>(state.keys[2 * (pair + i) + 1]);
 #pragma GCC unroll 4
-        for (int q = 0; q < kCount; ++q) {
-            const __m512bh numbers = broadcast_pair(state.queries + block.queries[q] * (width / 32), pair);
-            sums[q][0] = _mm512_dpbf16_ps(sums[q][0], low, numbers);
-            sums[q][1] = _mm512_dpbf16_ps(sums[q][1], high, numbers);
+            for (int q = 0; q < kCount; ++q) {
+                const __m512bh numbers = broadcast_pair(state.queries + block.queries[q] * (width / 32), pair + i);
+                sums[q][2 * i] = _mm512_dpbf16_ps(sums[q][2 * i], low, numbers);
+                sums[q][2 * i + 1] = _mm512_dpbf16_ps(sums[q][2 * i + 1], high, numbers);
+            }
         }
     }
 #pragma GCC unroll 4
     for (int q = 0; q < kCount; ++q) {
-        scores[q][0] = _mm512_mul_ps(sums[q][0], scale);
-        scores[q][1] = _mm512_mul_ps(sums[q][1], scale);
+        scores[q][0] = _mm512_mul_ps(_mm512_add_ps(sums[q][0], sums[q][2]), scale);
+        scores[q][1] = _mm512_mul_ps(_mm512_add_ps(sums[q][1], sums[q][3]), scale);
     }
 }
 
-// Turn scores into weights; returns the factor by which what was summed before shrinks.
-template <KVType kType>
-float weigh(const TileState& state, std::int64_t query, Span span, const ChunkScales& scales, __m512 low_scores,
-            __m512 high_scores) {
+// Scores that a query does not see become minus infinity. Returns the largest.
+float hide_unseen(Span span, __m512 (&scores)[2]) {
     const auto seen = static_cast<std::uint32_t>((std::uint64_t{1} << span.end) - (std::uint64_t{1} << span.first));
     const __m512 unseen = _mm512_set1_ps(kMinusInfinity);
-    const Lanes low = lanes_of(_mm512_mask_mov_ps(unseen, static_cast<__mmask16>(seen), low_scores));
-    const Lanes high = lanes_of(_mm512_mask_mov_ps(unseen, static_cast<__mmask16>(seen >> 16), high_scores));
-    const float chunk_peak = largest_lane(larger(low, high)), before = state.peaks[query];
-    const float peak = chunk_peak > before ? chunk_peak : before;
-    const __m512 low_weights = vector_of(exponential(low - peak)), high_weights = vector_of(exponential(high - peak));
-    const __m512bh weights = _mm512_cvtne2ps_pbh(high_weights, low_weights);
-    __m512bh of_values = weights;
-    if constexpr (kType == KVType::int8) {
-        of_values = _mm512_cvtne2ps_pbh(_mm512_mul_ps(high_weights, scales.values[1]),
-                                        _mm512_mul_ps(low_weights, scales.values[0]));
+    scores[0] = _mm512_mask_mov_ps(unseen, static_cast<__mmask16>(seen), scores[0]);
+    scores[1] = _mm512_mask_mov_ps(unseen, static_cast<__mmask16>(seen >> 16), scores[1]);
+    return largest_lane(larger(lanes_of(scores[0]), lanes_of(scores[1])));
+}
+
+// Turn the scores of `kCount` queries into weights; `shrink` becomes the factors by which what was summed before shrinks.
+template <KVType kType, int kCount>
+void weigh(const TileState& state, const Block& block, const ChunkScales& scales, __m512 (&scores)[kBlockQueries][2],
+           Lanes& shrink) {
+    shrink = Lanes{};
+#pragma GCC unroll 4
+    for (int q = 0; q < kCount; ++q) {
+        const float chunk_peak = hide_unseen(block.spans[q], scores[q]), before = state.peaks[block.queries[q]];
+        if (!(chunk_peak > before)) continue;
+        shrink.parts[0][q] = before - chunk_peak;
+        state.peaks[block.queries[q]] = chunk_peak;
     }
-    std::memcpy(state.weights + query, &of_values, sizeof of_values);
-    const float shrink = peak == before ? 1.0f : exponential(broadcast(before - peak))[0];
+    shrink = exponential(shrink);
     const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
-    state.sums[query] = _mm512_dpbf16_ps(_mm512_mul_ps(state.sums[query], _mm512_set1_ps(shrink)), weights, ones);
-    state.peaks[query] = peak;
-    return shrink;
+#pragma GCC unroll 4
+    for (int q = 0; q < kCount; ++q) {
+        const std::int64_t query = block.queries[q];
+        const float peak = state.peaks[query];
+        const __m512 low = vector_of(exponential(lanes_of(scores[q][0]) - peak));
+        const __m512 high = vector_of(exponential(lanes_of(scores[q][1]) - peak));
+        const __m512bh weights = _mm512_cvtne2ps_pbh(high, low);
+        __m512bh of_values = weights;
+        if constexpr (kType == KVType::int8) {
+            of_values = _mm512_cvtne2ps_pbh(_mm512_mul_ps(high, scales.values[1]), _mm512_mul_ps(low, scales.values[0]));
+        }
+        std::memcpy(state.weights + query, &of_values, sizeof of_values);
+        const __m512 kept = _mm512_mul_ps(state.sums[query], _mm512_set1_ps(shrink[q]));
+        state.sums[query] = _mm512_dpbf16_ps(kept, weights, ones);
+    }
 }
 
 // Add weight * value of a chunk to the totals of `kCount` queries.
 template <int kCount>
-void add_values(const TileState& state, const Block& block, int width, const float (&shrink)[kBlockQueries]) {
+void add_values(const TileState& state, const Block& block, int width, const Lanes& shrink) {
     for (int start = 0; start < width / 16; start += kColumnVectors) {
         __m512 totals[kCount][kColumnVectors];
 #pragma GCC unroll 4
@@ -193,14 +213,14 @@ void add_values(const TileState& state, const Block& block, int width, const flo
 template <KVType kType, int kCount>
 void attend_queries(const TileState& state, const Block& block, const ChunkScales& scales, int width) {
     __m512 scores[kBlockQueries][2];
-    float shrink[kBlockQueries];
+    Lanes shrink;
     score<kCount>(state, block, width, scores);
-    for (int q = 0; q < kCount; ++q) {
-        if constexpr (kType == KVType::int8) {
+    if constexpr (kType == KVType::int8) {
+        for (int q = 0; q < kCount; ++q) {
             for (int half = 0; half < 2; ++half) scores[q][half] = _mm512_mul_ps(scores[q][half], scales.keys[half]);
         }
-        shrink[q] = weigh<kType>(state, block.queries[q], block.spans[q], scales, scores[q][0], scores[q][1]);
     }
+    weigh<kType, kCount>(state, block, scales, scores, shrink);
     add_values<kCount>(state, block, width, shrink);
 }
 
@@ -229,21 +249,42 @@ Sight sight_of(const AttentionRow& row, int chunk_start, Span span) {
     return chunk_start + span.end <= row.visible_len ? Sight::pages : Sight::path;
 }
 
-// Rows whose part of the chunk lies in pages, all of them together.
+// The rearranged chunk: positions before `num_pages` are those of the pages, those up to `end` of some row's path.
+struct LoadedChunk {
+    ChunkScales scales;
+    int num_pages;
+    int end;
+};
+
+// Rearrange what the pages hold of a chunk, for all rows of the tile that see some of it.
 template <KVType kType>
-void attend_pages(const AttentionTile& tile, const TileState& state, int chunk_start) {
-    const int heads = tile.shape.heads_per_group();
-    Span shared{0, 0};
+LoadedChunk load_pages(const AttentionTile& tile, const TileState& state, int chunk_start) {
+    int first = kContextChunk, end = 0;
     for (int row = 0; row < tile.num_rows; ++row) {
         const Span span = seen_span(tile, tile.rows[row], chunk_start);
-        if (sight_of(tile.rows[row], chunk_start, span) == Sight::pages && span.end > shared.end) shared = span;
+        if (span.first >= span.end) continue;
+        const int num_pages = tile.rows[row].visible_len - chunk_start;
+        first = span.first;
+        end = std::max(end, std::min(span.end, num_pages));
     }
-    if (shared.end == 0) return;
+    const std::int64_t width = tile.shape.head_dim;
+    if (first >= end) {
+        std::fill_n(state.keys, width, _mm512_setzero_si512());
+        std::fill_n(state.values, width, _mm512_setzero_si512());
+        return {{}, 0, 0};
+    }
+    // Positions that no row sees hold what one of their neighbours does, and get the weight 0.
     std::int64_t slots[kContextChunk];
     for (int i = 0; i < kContextChunk; ++i) {
-        slots[i] = i >= shared.first && i < shared.end ? tile.rows[0].key_slots[chunk_start + i] : -1;
+        slots[i] = tile.rows[0].key_slots[chunk_start + std::clamp(i, first, end - 1)];
     }
-    const ChunkScales scales = load_chunk<kType>(tile, slots, state.keys, state.values);
+    return {load_chunk<kType>(tile, slots, state.keys, state.values), end, end};
+}
+
+// Rows whose part of the chunk lies in pages, all of them together.
+template <KVType kType>
+void attend_pages(const AttentionTile& tile, const TileState& state, int chunk_start, const LoadedChunk& chunk) {
+    const int heads = tile.shape.heads_per_group();
     Block block;
     for (int row = 0; row < tile.num_rows; ++row) {
         const Span span = seen_span(tile, tile.rows[row], chunk_start);
@@ -252,36 +293,44 @@ void attend_pages(const AttentionTile& tile, const TileState& state, int chunk_s
             block.queries[block.count] = static_cast<std::int64_t>(row) * heads + head;
             block.spans[block.count++] = span;
             if (block.count < kBlockQueries) continue;
-            attend_block<kType>(state, block, scales, tile.shape.head_dim);
+            attend_block<kType>(state, block, chunk.scales, tile.shape.head_dim);
             block.count = 0;
         }
     }
-    attend_block<kType>(state, block, scales, tile.shape.head_dim);
+    attend_block<kType>(state, block, chunk.scales, tile.shape.head_dim);
+}
+
+// Put the path of a row in the place of that of the row before; zeros where it ends sooner, so that the numbers of one
+// row never meet those of another.
+template <KVType kType>
+void load_path(const AttentionTile& tile, const TileState& state, int chunk_start, const AttentionRow& row,
+               LoadedChunk& chunk) {
+    const Span span = seen_span(tile, row, chunk_start);
+    const int num_pages = std::max(row.visible_len - chunk_start, 0);
+    for (int i = std::max(span.first, std::min(num_pages, chunk.num_pages)); i < std::max(span.end, chunk.end); ++i) {
+        const std::int64_t slot = i >= span.end    ? -1
+                                  : i < num_pages ? row.key_slots[chunk_start + i]
+                                                  : row.path_slots[chunk_start + i - row.visible_len];
+        replace_position<kType>(tile, i, slot, state.keys, state.values, chunk.scales);
+    }
+    chunk.num_pages = num_pages;
+    chunk.end = span.end;
 }
 
 // A row whose part of the chunk reaches into the tree.
 template <KVType kType>
-void attend_path(const AttentionTile& tile, const TileState& state, int chunk_start, int row) {
-    const AttentionRow& keys = tile.rows[row];
+void attend_path(const AttentionTile& tile, const TileState& state, int chunk_start, int row, LoadedChunk& chunk) {
     const int heads = tile.shape.heads_per_group();
-    const Span span = seen_span(tile, keys, chunk_start);
-    if (sight_of(keys, chunk_start, span) != Sight::path) return;
-    std::int64_t slots[kContextChunk];
-    for (int i = 0; i < kContextChunk; ++i) {
-        const int position = chunk_start + i;
-        const bool is_seen = i >= span.first && i < span.end;
-        slots[i] = !is_seen                      ? -1
-                   : position < keys.visible_len ? keys.key_slots[position]
-                                                 : keys.path_slots[position - keys.visible_len];
-    }
-    const ChunkScales scales = load_chunk<kType>(tile, slots, state.keys, state.values);
+    const Span span = seen_span(tile, tile.rows[row], chunk_start);
+    if (sight_of(tile.rows[row], chunk_start, span) != Sight::path) return;
+    load_path<kType>(tile, state, chunk_start, tile.rows[row], chunk);
     for (int head = 0; head < heads;) {
         Block block;
         for (; head < heads && block.count < kBlockQueries; ++head) {
             block.queries[block.count] = static_cast<std::int64_t>(row) * heads + head;
             block.spans[block.count++] = span;
         }
-        attend_block<kType>(state, block, scales, tile.shape.head_dim);
+        attend_block<kType>(state, block, chunk.scales, tile.shape.head_dim);
     }
 }
 
@@ -302,18 +351,24 @@ void write_partials(const AttentionTile& tile, const TileState& state) {
 }
 
 // Read one number of every line of a chunk of pages, in the order in which they lie: heads of a slot are neighbours, but
-// each is used at another time. Loads teach the processor's own prefetchers the way; prefetch instructions do not.
-void touch_chunk(const AttentionTile& tile, int chunk_start) {
+// each is used at another time. Loads teach the processor's own prefetchers the way. The chunk behind it is fetched
+// meanwhile; in a loop of its own the compiler would leave that out, as something without an effect.
+void fetch_chunk(const AttentionTile& tile, int chunk_start) {
     const AttentionRow& row = tile.rows[tile.num_rows - 1];
     const int rest = row.visible_len - chunk_start;
     const int head_bytes = tile.shape.head_dim * (tile.memory.type == KVType::int8 ? 1 : 2);
+    const int num_bytes = tile.num_kv_heads * head_bytes;
     for (const StoredHeads& stored : {tile.memory.keys, tile.memory.values}) {
-        for (int i = 0; i < (rest < kContextChunk ? rest : kContextChunk); ++i) {
-            const std::int64_t head = row.key_slots[chunk_start + i] * tile.shape.num_kv_heads + tile.first_kv_head;
-            const char* const first = static_cast<const char*>(stored.numbers) + head * head_bytes;
-            for (int at = 0; at < tile.num_kv_heads * head_bytes; at += kLineBytes) {
-                (void)*reinterpret_cast<const volatile char*>(first + at);
-            }
+        const auto heads_at = [&](int position) {
+            const std::int64_t head = row.key_slots[position] * tile.shape.num_kv_heads + tile.first_kv_head;
+            return static_cast<const char*>(stored.numbers) + head * head_bytes;
+        };
+        for (int i = 0; i < std::min(rest, kContextChunk); ++i) {
+            const char* const first = heads_at(chunk_start + i);
+            for (int at = 0; at < num_bytes; at += kLineBytes) (void)*static_cast<const volatile char*>(first + at);
+            if (i + kContextChunk >= rest) continue;
+            const char* const next = heads_at(chunk_start + kContextChunk + i);
+            for (int at = 0; at < num_bytes; at += kLineBytes) _mm_prefetch(next + at, _MM_HINT_T0);
         }
     }
 }
@@ -326,10 +381,11 @@ void attend_memory(const AttentionTile& tile) {
     for_heads([](const AttentionTile& part, const TileState& state) { start_state(part, state); });
     const int end = tile.end_position();
     for (int chunk_start = tile.segment_start; chunk_start < end; chunk_start += kContextChunk) {
-        touch_chunk(tile, chunk_start);
+        fetch_chunk(tile, chunk_start);
         for_heads([&](const AttentionTile& part, const TileState& state) {
-            attend_pages<kType>(part, state, chunk_start);
-            for (int row = 0; row < tile.num_rows; ++row) attend_path<kType>(part, state, chunk_start, row);
+            LoadedChunk chunk = load_pages<kType>(part, state, chunk_start);
+            attend_pages<kType>(part, state, chunk_start, chunk);
+            for (int row = 0; row < tile.num_rows; ++row) attend_path<kType>(part, state, chunk_start, row, chunk);
         });
     }
     for_heads([](const AttentionTile& part, const TileState& state) { write_partials(part, state); });

@@ -102,6 +102,21 @@ inline Span seen_span(const AttentionTile& tile, const AttentionRow& row, int ch
     return {first, rest < kContextChunk ? rest : kContextChunk};
 }
 
+// Load what the pages hold of a chunk, for all rows that see some of it; returns where that ends.
+inline int load_pages(const AttentionTile& tile, const TileState& state, int width, int chunk_start) {
+    int first = kContextChunk, end = 0;
+    for (int row = 0; row < tile.num_rows; ++row) {
+        const Span span = seen_span(tile, tile.rows[row], chunk_start);
+        const int num_pages = tile.rows[row].visible_len - chunk_start;
+        const int row_end = span.end < num_pages ? span.end : num_pages;
+        if (span.first >= row_end) continue;
+        first = span.first;
+        end = row_end > end ? row_end : end;
+    }
+    for (int i = first; i < end; ++i) load_position(tile, state, width, i, tile.rows[0].key_slots[chunk_start + i]);
+    return end;
+}
+
 inline bool is_in_pages(const AttentionRow& row, int chunk_start, Span span) {
     return chunk_start + span.end <= row.visible_len;
 }
@@ -219,16 +234,8 @@ inline void attend_tile(const AttentionTile& tile, int width) {
     start_state(tile, state, width);
     const int end = tile.end_position();
     for (int chunk_start = tile.segment_start; chunk_start < end; chunk_start += kContextChunk) {
-        Span shared{kContextChunk, 0};
-        for (int row = 0; row < tile.num_rows; ++row) {
-            const Span span = seen_span(tile, tile.rows[row], chunk_start);
-            if (span.first >= span.end || !is_in_pages(tile.rows[row], chunk_start, span)) continue;
-            shared.first = span.first;
-            if (span.end > shared.end) shared.end = span.end;
-        }
-        for (int i = shared.first; i < shared.end; ++i) {
-            load_position(tile, state, width, i, tile.rows[0].key_slots[chunk_start + i]);
-        }
+        // Positions before this one hold what the pages do; those behind it, what the path of the last row does.
+        int num_loaded = load_pages(tile, state, width, chunk_start);
         for (int row = 0; row < tile.num_rows; ++row) {
             const Span span = seen_span(tile, tile.rows[row], chunk_start);
             if (span.first >= span.end || !is_in_pages(tile.rows[row], chunk_start, span)) continue;
@@ -238,12 +245,15 @@ inline void attend_tile(const AttentionTile& tile, int width) {
             const AttentionRow& keys = tile.rows[row];
             const Span span = seen_span(tile, keys, chunk_start);
             if (span.first >= span.end || is_in_pages(keys, chunk_start, span)) continue;
-            for (int i = span.first; i < span.end; ++i) {
+            const int num_pages = keys.visible_len > chunk_start ? keys.visible_len - chunk_start : 0;
+            const int first = num_pages < num_loaded ? num_pages : num_loaded;
+            for (int i = first > span.first ? first : span.first; i < span.end; ++i) {
                 const int position = chunk_start + i;
                 const bool is_page = position < keys.visible_len;
                 load_position(tile, state, width, i,
                               is_page ? keys.key_slots[position] : keys.path_slots[position - keys.visible_len]);
             }
+            num_loaded = num_pages;
             attend_chunk<kWidth>(state, row, heads, width, span);
         }
     }
