@@ -130,6 +130,28 @@ def test_tree_row_has_the_bits_of_plain_decoding(
 
 
 @with_levels
+@with_dtypes
+@pytest.mark.parametrize("length", [1, 30, 31, 32, 61, 63, 64])
+def test_numbers_of_one_path_never_reach_another(level: str, dtype: torch.dtype, length: int) -> None:
+    """Paths of different lengths take turns in one place of a chunk, the longest first."""
+    heads = HEADS["head_of_64"]
+    memory = Memory(heads, 600, seed=length, dtype=dtype)
+    inputs = AttentionInputs((tree_group(memory, [memory.take(length)], [-1, 0, 1, 2, 0, 4, 0, 3]),))
+    query = memory.queries(8, heads)
+    expected = attend(query, memory, inputs)
+    visible = visible_slots(inputs)
+    for node in range(8):
+        slot = visible[node][-1]
+        kept = memory.values[slot].clone()
+        memory.values[slot] = 99 if dtype == torch.int8 else float("nan")
+        result = attend(query, memory, inputs)
+        memory.values[slot] = kept
+        is_blind = torch.tensor([slot not in slots for slots in visible])
+        assert torch.equal(result[is_blind], expected[is_blind])
+        assert not torch.equal(result[node], expected[node])
+
+
+@with_levels
 @with_heads
 def test_rows_do_not_depend_on_how_many_there_are_or_on_threads(level: str, heads: Heads) -> None:
     memory = Memory(heads, 200, seed=6, dtype=torch.bfloat16)
