@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -14,12 +17,30 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         OSError: the disk is full, or the folder cannot be written.
     """
-    scratch = path.with_name(f".{path.name}.partial")
+    with put_in_place(path, path.with_name(f".{path.name}.partial")) as scratch:
+        scratch.write_bytes(content)
+
+
+@contextmanager
+def put_in_place(path: Path, scratch: Path | None = None) -> Iterator[Path]:
+    """An empty file to be written within `with`; behind it, it is under `path`, or after a failure nowhere.
+
+    It may be read by whom files of this process may be read, whatever its writer does. A power cut afterwards loses
+    nothing.
+
+    Args:
+        scratch: where it lies meanwhile, in the same folder; None takes a name that no other process takes.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    scratch = scratch or path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        with scratch.open("wb") as sink:
-            sink.write(content)
-            sink.flush()
-            os.fsync(sink.fileno())
+        scratch.write_bytes(b"")
+        mode = scratch.stat().st_mode
+        yield scratch
+        scratch.chmod(mode)
+        sync(scratch)
         os.replace(scratch, path)
     except BaseException:
         scratch.unlink(missing_ok=True)

@@ -72,7 +72,7 @@ BELOW: dict[str, set[str]] = {
     "store": {"records", "files"},
     "kernels": {"records"},
     "models": {"records", "files", "kernels"},
-    "engine": {"records", "text", "kernels", "models"},
+    "engine": {"records", "files", "text", "kernels", "models"},
     "llm": {"records", "machine", "text", "store", "kernels", "models", "engine"},
     "training": {"records", "files", "machine", "text", "store", "kernels", "models", "engine", "llm"},
     "benchmark": {"records", "text", "store", "kernels", "models", "engine", "llm"},

@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from aquiline.engine.profile import processor_name
+
 PACKAGES = ("aquiline", "torch", "numpy", "tokenizers", "safetensors", "gguf")
 
 
@@ -27,7 +29,7 @@ def provenance(arguments: Sequence[str]) -> dict[str, Any]:
     return {
         "commit": _commit(),
         "versions": {"python": platform.python_version(), **_versions()},
-        "machine": {"processor": _processor(), "num_cpus": os.cpu_count(), "system": platform.system()},
+        "machine": {"processor": processor_name(), "num_cpus": os.cpu_count(), "system": platform.system()},
         "arguments": list(arguments),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
     }
@@ -56,13 +58,3 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _processor() -> str:
-    """Name of the processor, as the kernel gives it where it does."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

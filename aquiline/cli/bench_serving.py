@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,17 +17,14 @@ from aquiline.cli.prompt_sets import add_prompt_set_options, prompt_sets
 from aquiline.cli.pull import shown_progress
 from aquiline.cli.serve import read_keys
 from aquiline.cli.served_model import ServedModel, add_served_model_options, served_model
-from aquiline.cli.serving_loads import LoadChoice, add_load_options, load_choice
+from aquiline.cli.serving_loads import add_load_options, load_choice
 from aquiline.cli.serving_table import drawing
 from aquiline.errors import InvalidParameterError
 from aquiline.model_store import resolve_model
 from aquiline.request import SamplingParams
 
 if TYPE_CHECKING:
-    from aquiline.benchmark.serving.endpoint import EndpointSettings
     from aquiline.benchmark.serving.measure import ServingPlan
-    from aquiline.benchmark.serving.service_levels import ServiceLevels
-    from aquiline.llm import Message
 
 DESCRIPTION = """Send requests to a server of the OpenAI API as they would come from many users, and time what each
 sees. With --model a server of ours is started for it and stopped afterwards."""
@@ -38,26 +36,13 @@ class ServingSettings:
     """A checked `aquiline bench serving` command line.
 
     Attributes:
-        own: the server to start; None: there is one at `url`.
-        served_model: as requests call it; None: the only one that the server names.
-        conversations: of all workloads.
-        extra: more fields of each body.
+        own: the server to start; None: there is one at the plan's URL.
+        plan: but for where a server of ours is, and for how tokens are counted.
+        tokenizer: the model whose tokenizer counts them.
     """
 
     own: ServedModel | None
-    url: str | None
-    api_key: str | None
-    served_model: str | None
-    server_pid: int | None
-    endpoint: str
-    timeout: float
-    loads: LoadChoice
-    conversations: tuple[tuple[Message, ...], ...]
-    repeats_prompts: bool
-    params: SamplingParams
-    seed: int
-    extra: dict[str, Any]
-    levels: ServiceLevels | None
+    plan: ServingPlan
     tokenizer: str | None
     label: str | None
     is_json: bool
@@ -99,8 +84,6 @@ def check_arguments(args: argparse.Namespace) -> ServingSettings:
     Raises:
         UserError: a value outside its range, options that contradict each other, or a file that cannot be read.
     """
-    from aquiline.benchmark.serving.service_levels import parse_service_levels
-
     own = served_model(args)
     if (own is None) == (args.url is None):
         raise InvalidParameterError("give either --url, a server that is there, or --model, which one is started for")
@@ -110,28 +93,34 @@ def check_arguments(args: argparse.Namespace) -> ServingSettings:
         raise InvalidParameterError(f"--url is {args.url!r}; give a whole address such as http://localhost:8000/v1")
     if not 0.0 < args.timeout < 1e7:
         raise InvalidParameterError(f"--timeout is {args.timeout}; it must be a positive number of seconds below 10^7")
-    params = SamplingParams(
-        max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, seed=args.seed,
-        ignore_eos=args.ignore_eos,
-    )  # fmt: skip
-    return ServingSettings(
-        own=own,
-        url=args.url,
-        api_key=None if args.api_key_file is None else read_keys(args.api_key_file)[0],
-        served_model=args.served_model,
-        server_pid=args.server_pid,
-        endpoint=args.endpoint,
-        timeout=args.timeout,
-        loads=load_choice(args),
+    return ServingSettings(own=own, plan=_plan(args), tokenizer=args.tokenizer, label=args.label, is_json=args.json)
+
+
+def _plan(args: argparse.Namespace) -> ServingPlan:
+    """What is measured, of a server whose address is known or will be."""
+    from aquiline.benchmark.serving.bodies import RequestSettings
+    from aquiline.benchmark.serving.endpoint import EndpointSettings
+    from aquiline.benchmark.serving.measure import ServingPlan
+    from aquiline.benchmark.serving.service_levels import parse_service_levels
+
+    sampled = {"max_tokens": args.max_tokens, "temperature": args.temperature, "top_p": args.top_p, "seed": args.seed}
+    SamplingParams(**sampled)  # refuses what is out of range
+    api_key = None if args.api_key_file is None else read_keys(args.api_key_file)[0]
+    return ServingPlan(
+        endpoint=EndpointSettings(args.url or "", api_key, args.endpoint, args.timeout),
         conversations=tuple(tuple(messages) for own_set in prompt_sets(args).values() for messages in own_set),
-        repeats_prompts=args.repeat_prompts,
-        params=params,
-        seed=args.seed,
-        extra=_extra_fields(args.extra_body),
+        requests=RequestSettings(
+            model="",
+            kind=args.endpoint,
+            ignores_eos=args.ignore_eos,
+            repeats_prompts=args.repeat_prompts,
+            extra=_extra_fields(args.extra_body),
+            **sampled,
+        ),
+        loads=load_choice(args).loads(args.seed),
+        model=args.served_model,
         levels=None if args.slo is None else parse_service_levels(args.slo),
-        tokenizer=args.tokenizer,
-        label=args.label,
-        is_json=args.json,
+        server_pid=args.server_pid,
     )
 
 
@@ -142,69 +131,39 @@ def run(args: argparse.Namespace) -> None:
         for model in (settings.tokenizer, settings.own.model if settings.own else None):
             if model is not None:
                 resolve_model(model, show)
+    from aquiline.benchmark.serving.figures import Counting
     from aquiline.benchmark.serving.measure import measure_serving
 
     beginning = "starting the server" if settings.own else "connecting"
-    with shown_bar(beginning) as bar, _server(settings) as (endpoint, pid):
-        plan = _plan(settings, endpoint, pid)
+    with shown_bar(beginning) as bar, _server(settings) as plan:
+        plan = dataclasses.replace(plan, counting=Counting(_token_counter(settings.tokenizer)))
         bar.rename("asking", sum(load.num_requests for load in plan.loads))
         serving = asyncio.run(measure_serving(plan, lambda _: bar.advance()))
     result = {
         "kind": "serving",
         "label": settings.label or (settings.own.text if settings.own else serving.model),
         "model": serving.model,
-        "url": settings.url,
+        "url": settings.plan.endpoint.url or None,
         "speculate": settings.own.speculative.mode.text if settings.own else None,
         "objective": settings.own.speculative.objective.text if settings.own else None,
-        "slo": settings.levels.text if settings.levels else None,
+        "slo": settings.plan.levels.text if settings.plan.levels else None,
         "rows": serving.rows,
     }
     print_result(result, settings.is_json, lambda: drawing(result))
 
 
 @contextmanager
-def _server(settings: ServingSettings) -> Iterator[tuple[EndpointSettings, int | None]]:
-    """How the measured server is asked, and its process where that is known."""
-    from aquiline.benchmark.serving.endpoint import EndpointSettings
+def _server(settings: ServingSettings) -> Iterator[ServingPlan]:
+    """The plan with a server that answers, and with its process where that is known."""
     from aquiline.benchmark.serving.own_server import own_server
 
-    kind: Any = settings.endpoint
+    plan = settings.plan
     if settings.own is None:
-        assert settings.url is not None
-        yield EndpointSettings(settings.url, settings.api_key, kind, settings.timeout), settings.server_pid
+        yield plan
         return
     with own_server(settings.own.arguments) as server:
-        yield EndpointSettings(server.url, None, kind, settings.timeout), server.pid
-
-
-def _plan(settings: ServingSettings, endpoint: EndpointSettings, pid: int | None) -> ServingPlan:
-    from aquiline.benchmark.serving.bodies import RequestSettings
-    from aquiline.benchmark.serving.figures import Counting
-    from aquiline.benchmark.serving.measure import ServingPlan
-
-    params = settings.params
-    assert params.max_tokens is not None
-    requests = RequestSettings(
-        model="",
-        kind=endpoint.kind,
-        max_tokens=params.max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        seed=settings.seed,
-        ignores_eos=params.ignore_eos,
-        repeats_prompts=settings.repeats_prompts,
-        extra=settings.extra,
-    )
-    return ServingPlan(
-        endpoint=endpoint,
-        conversations=settings.conversations,
-        requests=requests,
-        loads=settings.loads.loads(settings.seed),
-        model=settings.served_model,
-        levels=settings.levels,
-        counting=Counting(_token_counter(settings.tokenizer)),
-        server_pid=pid,
-    )
+        endpoint = dataclasses.replace(plan.endpoint, url=server.url, api_key=None)
+        yield dataclasses.replace(plan, endpoint=endpoint, server_pid=server.pid)
 
 
 def _token_counter(model: str | None) -> Callable[[str], int] | None:

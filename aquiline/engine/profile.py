@@ -11,17 +11,18 @@ import json
 import math
 import os
 import platform
-import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from aquiline.atomic_file import put_in_place
 from aquiline.engine.cost_curve import Curve
 from aquiline.engine.cost_model import CostProfile
 from aquiline.errors import ModelFormatError, UserError
 
 FORMAT = "aquiline-cost-profile"
 VERSION = 3
+CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -76,15 +77,19 @@ class StoredProfile:
     is_short: bool
 
 
-def machine_identity(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Processor, number of processors and GiB of memory, as the system tells them."""
+def processor_name(cpuinfo: Path = CPUINFO) -> str:
+    """Name of the processor, as the system tells it; its kind where there is no name."""
     try:
         names = [line.partition(":")[2] for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
     except OSError:
         names = []
-    processor = names[0].strip() if names else platform.processor() or platform.machine()
+    return names[0].strip() if names else platform.processor() or platform.machine()
+
+
+def machine_identity(cpuinfo: Path = CPUINFO) -> str:
+    """Processor, number of processors and GiB of memory, as the system tells them."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{processor}, {os.cpu_count()} processors, {memory:.0f} GiB"
+    return f"{processor_name(cpuinfo)}, {os.cpu_count()} processors, {memory:.0f} GiB"
 
 
 def save_profile(folder: Path, stored: StoredProfile) -> Path:
@@ -97,9 +102,8 @@ def save_profile(folder: Path, stored: StoredProfile) -> Path:
     path = folder / stored.key.file_name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".profile-", delete=False) as file:
-            file.write(json.dumps(content, indent=1))
-        os.replace(file.name, path)
+        with put_in_place(path) as file:
+            file.write_text(json.dumps(content, indent=1))
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; free space there, or set AQUILINE_HOME") from error
     return path

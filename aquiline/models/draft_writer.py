@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from aquiline.atomic_file import put_in_place
 from aquiline.errors import InvalidParameterError
 from aquiline.models.draft_metadata import DraftMetadata
 from aquiline.models.draft_settings import DraftLayout, draft_settings
@@ -58,8 +57,10 @@ def write_draft(
     content = json.dumps(settings, indent=1, allow_nan=False) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / WEIGHTS, lambda path: save_file(stored, path, metadata={"format": "pt"}))
-        _replace(folder / SETTINGS, lambda path: path.write_text(content, encoding="utf-8"))
+        with put_in_place(folder / WEIGHTS) as path:
+            save_file(stored, path, metadata={"format": "pt"})
+        with put_in_place(folder / SETTINGS) as path:
+            path.write_text(content, encoding="utf-8")
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidParameterError(
@@ -116,17 +117,3 @@ def _check_map(target_ids: Tensor, vocab_size: int) -> None:
     is_sound = target_ids.dtype == torch.int64 and bool((target_ids.diff() > 0).all())
     if not is_sound or int(target_ids[0]) < 0 or int(target_ids[-1]) >= vocab_size:
         raise InvalidParameterError(f"{ID_MAP} must be int64 and ascend from 0 or more to at most {vocab_size - 1}")
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside `path` and put it in its place when it is complete."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        write(temporary)
-        # The writer of safetensors leaves a file that only its owner may read.
-        temporary.chmod(mode)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

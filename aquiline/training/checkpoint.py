@@ -26,6 +26,7 @@ from torch import Tensor
 
 from aquiline.atomic_file import sync, write_atomically
 from aquiline.errors import InvalidParameterError, ModelFormatError
+from aquiline.training.dotted_names import by_dotted_names
 
 STATE = "state.safetensors"
 PROGRESS = "progress.json"
@@ -180,25 +181,13 @@ class CheckpointFolder:
                 shutil.rmtree(doomed)
 
     def _compare(self, found: object, folder: Path) -> None:
-        here, there = _flat(self._identity), _flat(found)
+        here, there = by_dotted_names(self._identity), by_dotted_names(found)
         for name in dict.fromkeys([*here, *there]):
             if here.get(name) != there.get(name) and name.rpartition(".")[2] not in FREE_SETTINGS:
                 raise InvalidParameterError(
                     f"{name} is {here.get(name)!r}, and the run in {folder.parent.parent} was begun with "
                     f"{there.get(name)!r}; go on with that, or name another output folder"
                 )
-
-
-def _flat(value: object, prefix: str = "") -> dict[str, object]:
-    """Nested settings by dotted names."""
-    if isinstance(value, list):
-        value = dict(enumerate(value))
-    if not isinstance(value, dict):
-        return {prefix: value}
-    flat: dict[str, object] = {}
-    for name, entry in value.items():
-        flat |= _flat(entry, f"{prefix}.{name}" if prefix else str(name))
-    return flat
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, Speculat
 from aquiline.errors import InvalidParameterError
 from aquiline.speculation import parse_speculation
 from aquiline.training.data_settings import DataSettings
+from aquiline.training.dotted_names import by_dotted_names
 from aquiline.training.evaluation_prompts import EvaluationPrompt
 from aquiline.training.evaluation_settings import EvaluationSettings
 from aquiline.training.settings import TrainingSettings
@@ -124,7 +125,7 @@ class RunSettings:
             "evaluation": asdict(self.evaluation),
             "evaluation prompts": hashlib.sha256(prompts.encode()).hexdigest()[:16],
         }
-        flat = _flat(json.loads(json.dumps(told)))
+        flat = by_dotted_names(json.loads(json.dumps(told)))
         return {name: value for name, value in flat.items() if name not in FREE}
 
     def claim_output(self) -> None:
@@ -152,15 +153,3 @@ class RunSettings:
             write_atomically(path, (json.dumps(here, indent=1) + "\n").encode())
         except OSError as error:
             raise InvalidParameterError(f"{self.output} cannot be written: {error.strerror}; name another") from None
-
-
-def _flat(value: object, prefix: str = "") -> dict[str, object]:
-    """Nested settings by dotted names, entries of lists by their number."""
-    if isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
-        value = dict(enumerate(value))
-    if not isinstance(value, dict):
-        return {prefix: value}
-    flat: dict[str, object] = {}
-    for name, entry in value.items():
-        flat |= _flat(entry, f"{prefix}.{name}" if prefix else str(name))
-    return flat

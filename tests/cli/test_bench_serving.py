@@ -181,8 +181,8 @@ def test_the_settings_of_a_server_are_passed_on_as_typed() -> None:
 
 def test_loads_are_seeded_and_ordered() -> None:
     there = ["--url", "http://a/v1"]
-    one = settings_of(*there, "--request-rates", "2,0.5,inf", "--num-requests", "5").loads.loads(1)
-    two = settings_of(*there, "--concurrency", "4,2").loads.loads(1)
+    one = settings_of(*there, "--request-rates", "2,0.5,inf", "--num-requests", "5", "--seed", "1").plan.loads
+    two = settings_of(*there, "--concurrency", "4,2").plan.loads
     assert [load.value for load in one] == [2.0, 0.5, None]
     assert [4.0 * time for time in one[0].arrivals] == pytest.approx(list(one[1].arrivals))
     assert one[2].arrivals == (0.0,) * 5

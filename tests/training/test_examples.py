@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aquiline.atomic_file import write_atomically
 from aquiline.errors import TrainingDataError
 from aquiline.training.examples import ExampleStore, TrainingExample, shard_path, write_shard
 
@@ -58,19 +56,6 @@ def test_an_index_outside_is_refused(tmp_path: Path) -> None:
 def test_a_mask_must_cover_a_part(flags: tuple[bool, ...], message: str) -> None:
     with pytest.raises(TrainingDataError, match=message):
         TrainingExample((1, 2), flags)
-
-
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-
-    def fail(descriptor: int) -> None:
-        raise OSError(28, "no room")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="no room"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
 
 
 def test_a_shard_that_was_cut_off_is_no_shard(tmp_path: Path) -> None:
