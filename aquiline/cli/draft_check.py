@@ -21,6 +21,7 @@ from aquiline.cli.output import draw, write
 from aquiline.cli.parser import add_options, integer
 from aquiline.cli.prompts import Prompt, read_prompts
 from aquiline.cli.pull import shown_progress
+from aquiline.cli.waiting import RareLines, progress_text
 from aquiline.config import EngineConfig
 from aquiline.errors import DraftMismatchError
 from aquiline.model_store import resolve_model
@@ -108,13 +109,19 @@ def run(args: argparse.Namespace) -> None:
 
 @contextmanager
 def phases_shown(is_hidden: bool) -> Iterator[ProgressCallback]:
-    """A callback that draws a bar for what is being done, on standard error where that is a terminal."""
+    """A callback that draws a bar for what is being done, on standard error; where that is no terminal, rare lines."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn())
     with Progress(*columns, console=console, transient=True, disable=is_hidden or not console.is_terminal) as progress:
-        task = progress.add_task("loading", total=None)
+        task, lines = progress.add_task("loading", total=None), RareLines(console, is_hidden)
+        phase = "loading"
 
         def show(description: str, num_done: int, num_total: int) -> None:
+            nonlocal phase
+            if description != phase:
+                lines.begin(description)
+            phase = description
+            lines.say(progress_text(description, num_done, num_total))
             progress.update(task, description=description, completed=num_done, total=num_total or None)
 
         yield show

@@ -16,6 +16,7 @@ from rich.progress import Progress, TaskID
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, SAMPLING_OPTIONS, SAMPLING_RECORDS
 from aquiline.cli.output import draw, write
 from aquiline.cli.parser import add_options
+from aquiline.cli.waiting import RareLines, progress_text
 from aquiline.config import SchedulerConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.speculation import SpeculationMode, parse_speculation
@@ -87,18 +88,25 @@ def check_each_once(flag: str, text: str, values: Collection[object]) -> None:
 
 
 class Bar:
-    """Draws how much is done: called with a number, and with that of everything where it is not known before."""
+    """Tells how much is done: called with a number, and with that of everything where it is not known before."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
+    def __init__(self, progress: Progress, task: TaskID, lines: RareLines) -> None:
         self._progress = progress
         self._task = task
+        self._lines = lines
 
     def __call__(self, num_done: int, num_total: int | None = None) -> None:
         self._progress.update(self._task, completed=num_done, total=num_total)
+        self._say()
 
     def advance(self) -> None:
         """One more is done."""
         self._progress.advance(self._task)
+        self._say()
+
+    def _say(self) -> None:
+        task = next(task for task in self._progress.tasks if task.id == self._task)
+        self._lines.say(progress_text(task.description, task.completed, task.total))
 
     def rename(self, description: str, num_total: int | None = None) -> None:
         """Something else is being done, of which there is so much; None: as much as before."""
@@ -107,10 +115,10 @@ class Bar:
 
 @contextmanager
 def shown_bar(description: str, num_total: int | None = None, is_hidden: bool = False) -> Iterator[Bar]:
-    """A bar on standard error, where that is a terminal; without a total it moves to and fro."""
+    """A bar on standard error, which without a total moves to and fro; where that is no terminal, rare lines."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=is_hidden or not console.is_terminal) as progress:
-        yield Bar(progress, progress.add_task(description, total=num_total))
+        yield Bar(progress, progress.add_task(description, total=num_total), RareLines(console, is_hidden))
 
 
 def print_result(result: Mapping[str, Any], is_json: bool, drawing: Callable[[], RenderableType]) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aquiline.cli.output import draw, write
+from aquiline.cli.waiting import RareLines, progress_text
 
 if TYPE_CHECKING:
     from aquiline.training.trainer import StepRecord
@@ -25,16 +26,18 @@ HEADER = f"{'tokens':>11} {'chain':>6} {'tree':>6} {'ms/token':>9} {'plain':>7} 
 
 
 class TrainView:
-    """Shows a run to a reader."""
+    """Shows a run to a reader, or to a log."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, lines: RareLines) -> None:
         self._progress = progress
+        self._lines = lines
         self._work = progress.add_task("starting", total=None)
         self._steps = progress.add_task("training", total=None, visible=False)
         self._has_header = False
 
     def on_work(self, name: str, num_done: int, num_all: int) -> None:
         """Show what is done beside training."""
+        self._lines.say(progress_text(name, num_done, num_all))
         is_over = num_all > 0 and num_done >= num_all
         self._progress.update(
             self._work, description=name, completed=num_done, total=num_all or None, visible=not is_over
@@ -46,6 +49,7 @@ class TrainView:
         description = (
             f"stage {step.stage + 1}, loss {step.loss:.3f}, right {rates}, {step.tokens_per_second:.0f} tokens/s"
         )
+        self._lines.say(progress_text(description, step.num_tokens, step.total_tokens))
         self._progress.update(self._work, visible=False)
         self._progress.update(
             self._steps, description=description, completed=step.num_tokens, total=step.total_tokens, visible=True
@@ -91,7 +95,7 @@ def shown_training(is_json: bool, is_hidden: bool = False) -> Iterator[TrainView
     """The view that suits the output.
 
     Args:
-        is_hidden: draw no bar: another process of the same run does.
+        is_hidden: draw no bar, and say nothing: another process of the same run does.
     """
     if is_json:
         yield JsonView()
@@ -99,7 +103,7 @@ def shown_training(is_json: bool, is_hidden: bool = False) -> Iterator[TrainView
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=is_hidden or not console.is_terminal) as progress:
-        yield TrainView(progress)
+        yield TrainView(progress, RareLines(console, is_hidden))
 
 
 def evaluation_line(record: Record) -> str:

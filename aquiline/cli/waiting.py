@@ -54,10 +54,19 @@ class RareLines:
 
     def say(self, text: str) -> None:
         """So far have we come."""
-        now = self._clock()
-        if self._console is not None and now >= self._due:
-            self._due = now + SECONDS_BETWEEN_LINES
+        if self._clock() >= self._due:
+            self.begin(text)
+
+    def begin(self, text: str) -> None:
+        """Something new is being done, which is said at once."""
+        self._due = self._clock() + SECONDS_BETWEEN_LINES
+        if self._console is not None:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def progress_text(description: str, num_done: float, num_total: float | None) -> str:
+    """How far something is, in words for a line."""
+    return f"{description}: {num_done:,.0f} of {num_total:,.0f}" if num_total else description
 
 
 class AwaitedPrinter:

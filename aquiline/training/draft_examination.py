@@ -113,8 +113,12 @@ def examine_draft(
     longest = min(loaded.config.max_position, draft.config.layers.max_position) - NUM_TOKENS
     prompts = [_encode(tokenizer, messages) for messages in conversations] or _own_prompts(tokenizer, longest)
     texts = _write_answers(model, tokenizer, prompts, config, show)
-    with torch.inference_mode():
-        readings = [read_text(model, text.token_ids, text.num_prompt_tokens, DTYPES[config.dtype]) for text in texts]
+    readings = []
+    for number, text in enumerate(texts):
+        show("reading the answers", number, len(texts))
+        with torch.inference_mode():
+            readings.append(read_text(model, text.token_ids, text.num_prompt_tokens, DTYPES[config.dtype]))
+    show("asking the draft", 0, 0)
     report = examine(draft, loaded.config, weights, readings, on_progress)
     return Examination(draft_path, target_path, draft, loaded.config, report)
 

@@ -56,9 +56,12 @@ def test_a_sound_draft_is_reported(folder: Path, capsys: pytest.CaptureFixture[s
     assert {"token_of_the_feature", "halves_swapped"} <= {mistake["name"] for mistake in found["mistakes"]}
 
 
-def test_the_report_is_readable(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_is_readable_and_a_log_is_told_what_is_done(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(check(folder, "right")) == 0
-    shown = capsys.readouterr().out
+    shown, log = capsys.readouterr()
+    assert log.splitlines() == ["answering", "reading the answers", "asking the draft", "looking for mistakes"]
     for part in ("EAGLE-1, 1 layer", "1.00 1.00 1.00 1.00", "5.00 with a chain of 4", "some prompts", "it fits"):
         assert part in shown
 
