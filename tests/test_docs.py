@@ -26,6 +26,9 @@ from tests.quickstart_model import IS_ON_DISK, PULL_IT
 from tests.source_tree import PACKAGE, ROOT, source_files
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CARDS = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "drafts").glob("*/README.md"))]
+# But for tables and what is set as code.
+MAX_WIDTH = 120
 SETTINGS = (ROOT / "docs" / "settings.md").read_text()
 PROMPT_FILE = [{"prompt": "Hello"}, {"turns": ["Name a bird.", "Another."]}]
 CONVERSATION_FILE = [
@@ -109,6 +112,13 @@ def test_identifiers_of_the_glossary_are_in_the_code() -> None:
     named = [name for word in words for name in re.findall(r"`([^`]+)`", word)]
     assert len(named) > 20
     assert [name for name in named if not re.search(rf"\b{name}\b", code)] == []
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *CARDS], ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_prose_is_as_wide_as_code(path: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in prose.splitlines() if not line.startswith(("|", "    "))]
+    assert [line for line in lines if len(line) > MAX_WIDTH] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
