@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from aquiline.cli.other_names import meant_option
 from aquiline.cli.parser import LineParser
 from aquiline.errors import InvalidParameterError
 
@@ -40,7 +41,11 @@ def fill_from_config(parser: LineParser, args: argparse.Namespace, path: str) ->
     for key, value in read_config(path).items():
         name = key.replace("-", "_")
         if name not in actions:
-            raise InvalidParameterError(f"--config {path!r} sets {key!r}, which is no option; see {parser.prog} --help")
+            option = meant_option(key, [f"--{known.replace('_', '-')}" for known in actions])
+            hint = f"; perhaps {option.removeprefix('--')} is meant" if option else ""
+            raise InvalidParameterError(
+                f"--config {path!r} sets {key!r}, which is no option{hint}; see {parser.prog} --help"
+            )
         action = actions[name]
         if _is_typed(parser, args, action):
             continue

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from aquiline.cli.other_names import meant_option
 from aquiline.cli.output import write
 from aquiline.errors import InvalidParameterError
 
@@ -32,11 +32,13 @@ class LineParser(argparse.ArgumentParser):
 
     def _meant(self, unknown: str) -> str:
         """What an argument that nobody knows was probably meant to be, or nothing."""
-        options = self._option_string_actions
+        options = {*self._option_string_actions, *(str(action.metavar) for action in self._get_positional_actions())}
         if not unknown.startswith("-"):
             return "; a text to answer is given as --prompt TEXT" if "--prompt" in options else ""
-        close = difflib.get_close_matches(unknown.partition("=")[0], options, n=1, cutoff=0.85)
-        return f"; perhaps {close[0]} is meant" if close else ""
+        option = meant_option(unknown, options)
+        if option is None:
+            return ""
+        return f"; perhaps {option} is meant" + ("" if option.startswith("-") else ", without an option before it")
 
     def error(self, message: str) -> NoReturn:
         """Raise InvalidParameterError with `message` and the way to help."""
