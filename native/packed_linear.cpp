@@ -9,10 +9,6 @@
 namespace aquiline {
 namespace {
 
-// More tasks than threads, so that a thread which loses its core for a while holds up little; not many more, for a thread
-// reads ahead of the task it is at.
-constexpr int kTasksPerThread = 2;
-
 PanelProduct output_into(PanelProduct product, OutputKind kind, void* out, std::int64_t out_stride) {
     product.output_kind = kind;
     product.out = out;
@@ -30,12 +26,7 @@ void multiply_panels(Level level, const PanelProduct& product, int first_panel, 
 }
 
 void share_out_panels(ThreadPool& threads, Level level, const PanelProduct& product, int num_panels) {
-    const int num_tasks = std::min(num_panels, threads.num_threads() == 1 ? 1 : threads.num_threads() * kTasksPerThread);
-    threads.run(num_tasks, [&](int task) {
-        const auto first = static_cast<int>(static_cast<std::int64_t>(num_panels) * task / num_tasks);
-        const auto end = static_cast<int>(static_cast<std::int64_t>(num_panels) * (task + 1) / num_tasks);
-        multiply_panels(level, product, first, end);
-    });
+    threads.share_out(num_panels, [&](int first, int end) { multiply_panels(level, product, first, end); });
 }
 
 }  // namespace

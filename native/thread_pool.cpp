@@ -40,6 +40,7 @@ ThreadPool::ThreadPool(int num_threads) {
     }
     const unsigned num_cores = std::thread::hardware_concurrency();
     watch_time_ = static_cast<unsigned>(num_threads) > num_cores ? kWatchTimeOfTooMany : kWatchTime;
+    shares_ = std::vector<ThreadShare>(static_cast<std::size_t>(num_threads));
     workers_.reserve(num_threads - 1);
     for (int worker = 1; worker < num_threads; ++worker) workers_.emplace_back([this] { work(); });
 }
@@ -53,8 +54,7 @@ ThreadPool::~ThreadPool() {
     for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadPool::run_shared(int num_tasks, Function function, void* context) {
-    std::lock_guard<std::mutex> turn(caller_mutex_);
+void ThreadPool::run_in_turn(int num_tasks, Function function, void* context) {
     function_.store(function, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);
     num_tasks_.store(num_tasks, std::memory_order_relaxed);

@@ -27,9 +27,17 @@ def test_every_task_runs_once(num_threads: int) -> None:
         assert threads.handle.sum_tasks(num_tasks) == sum_below(num_tasks)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 8])
+def test_every_shared_item_is_handed_out_once(num_threads: int) -> None:
+    threads = Threads(num_threads)
+    for num_items in (0, 1, 2, 3, 17, 1000, 100_003):
+        assert threads.handle.sum_items(num_items) == sum_below(num_items)
+
+
 def test_many_short_loops_in_a_row() -> None:
     threads = Threads(3)
     assert all(threads.handle.sum_tasks(4) == 6 for _ in range(2000))
+    assert all(threads.handle.sum_items(num_items) == sum_below(num_items) for num_items in range(2000))
 
 
 def test_loops_after_the_threads_have_gone_to_sleep() -> None:
