@@ -20,7 +20,7 @@ from aquiline.benchmark.peers import Outcome, Program, run_rounds
 from aquiline.benchmark.provenance import provenance
 from aquiline.benchmark.python_engines import OwnModel, Workload, own_program, vllm_program
 from aquiline.cli.measurement import MAX_ROUNDS, batch_sizes_of, in_range, shown_bar
-from aquiline.cli.model_choice import check_threads
+from aquiline.cli.model_choice import check_draft, check_threads
 from aquiline.cli.output import draw, write
 from aquiline.cli.parser import integer
 from aquiline.cli.prompts import read_prompts
@@ -101,6 +101,7 @@ def check_arguments(args: argparse.Namespace) -> PeerSettings:
     mode = parse_speculation(args.speculate)
     if args.draft == "none" and mode.shape is not None:
         raise InvalidParameterError("--draft none grows no tree; keep a draft, or give --speculate off")
+    check_draft(args.draft)
     own = OwnModel(
         model=args.gguf[0],
         file=files[0].name,

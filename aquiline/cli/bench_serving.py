@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aquiline.cli.measurement import print_result, shown_bar
+from aquiline.cli.model_choice import check_draft
 from aquiline.cli.parser import integer, number
 from aquiline.cli.prompt_sets import add_prompt_set_options, prompt_sets
 from aquiline.cli.pull import shown_progress
@@ -127,6 +128,8 @@ def _plan(args: argparse.Namespace) -> ServingPlan:
 def run(args: argparse.Namespace) -> None:
     """Measure the server that `args` names, or one that is started for it."""
     settings = check_arguments(args)
+    if settings.own is not None:
+        check_draft(settings.own.draft)
     with shown_progress() as show:
         for model in (settings.tokenizer, settings.own.model if settings.own else None):
             if model is not None:

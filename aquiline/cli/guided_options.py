@@ -26,7 +26,7 @@ def guided_params(args: argparse.Namespace) -> GuidedParams | None:
     """The guide that was typed; None where none was.
 
     Raises:
-        InvalidParameterError: several guides, one that cannot be read, or whitespace without a guide.
+        InvalidParameterError: several guides, one that cannot be read or followed, or whitespace without a guide.
     """
     values: dict[str, Any] = values_given(args, GUIDED_OPTIONS)
     if not values:
@@ -35,7 +35,11 @@ def guided_params(args: argparse.Namespace) -> GuidedParams | None:
         values["json_schema"] = _content("--guided-json", values["json_schema"])
     if "grammar" in values and "::=" not in values["grammar"]:
         values["grammar"] = _content("--guided-grammar", values["grammar"])
-    return GuidedParams(**values)
+    guided = GuidedParams(**values)
+    from aquiline.engine.guide_check import check_guide
+
+    check_guide(guided)
+    return guided
 
 
 def _content(flag: str, path: str) -> str:

@@ -12,6 +12,7 @@ from aquiline.cli.waiting import loading_shown
 from aquiline.config import EngineConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.model_store import resolve_model
+from aquiline.shipped_drafts import resolve_draft
 
 if TYPE_CHECKING:
     from aquiline.llm import LLM
@@ -65,8 +66,19 @@ def check_threads(num_threads: int | None) -> int | None:
     return num_threads
 
 
+def check_draft(draft: str) -> None:
+    """Look for a draft that is named; one on the hub is fetched.
+
+    Raises:
+        UserError: there is none, or it cannot be fetched.
+    """
+    if draft not in ("auto", "none"):
+        resolve_draft(draft)
+
+
 def open_llm(choice: ModelChoice) -> LLM:
-    """Load the model; one that is not on disk is fetched first, and a wrong name is noticed before PyTorch loads."""
+    """Load the model; one that is not on disk is fetched first, and wrong names are noticed before PyTorch loads."""
+    check_draft(choice.draft)
     with shown_progress() as show:
         resolve_model(choice.model, show)
     with loading_shown(choice.is_json) as bar:

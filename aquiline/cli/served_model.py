@@ -26,6 +26,7 @@ class ServedModel:
     """
 
     model: str
+    draft: str
     arguments: tuple[str, ...]
     speculative: SpeculativeConfig
 
@@ -62,7 +63,7 @@ def served_model(args: argparse.Namespace) -> ServedModel | None:
     serve.add_command(parser.add_subparsers())
     checked = parser.parse_args(["serve", args.model, *arguments])
     settings = serve.check_arguments(parser, checked)
-    return ServedModel(args.model, (args.model, *arguments), settings.config.speculative)
+    return ServedModel(args.model, settings.draft, (args.model, *arguments), settings.config.speculative)
 
 
 def _typed_arguments(args: argparse.Namespace) -> list[str]:

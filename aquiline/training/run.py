@@ -33,6 +33,7 @@ from aquiline.training.parallel import join_processes, leave_processes
 from aquiline.training.plot import require_plotting, write_plot
 from aquiline.training.prepare import START, PreparedRun, prepare, torch_device, write_data
 from aquiline.training.run_settings import RunSettings
+from aquiline.training.start import check_start
 from aquiline.training.target import FrozenTarget
 from aquiline.training.trained_ranks import rank_by_training
 from aquiline.training.trainer import StepRecord, Trainer, TrainerCallbacks, TrainingData
@@ -85,6 +86,7 @@ def train(settings: RunSettings, watcher: Watcher | None = None) -> Record:
                 "train-data first"
             )
         if processes.is_first:
+            check_start(settings.training.draft.start)
             settings.claim_output()
             write_data(settings, watcher.on_work)
         processes.wait()

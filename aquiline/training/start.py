@@ -75,6 +75,16 @@ def _aux_layer_ids(settings: DraftSettings, target: LlamaConfig) -> tuple[int, .
     return ids
 
 
+def check_start(start: str) -> None:
+    """Refuse, before there is data to begin with, a `DraftSettings.start` that is no folder.
+
+    Raises:
+        InvalidParameterError: it is neither the name of a way nor a folder.
+    """
+    if start not in START_NAMES and not Path(start).is_dir():
+        raise InvalidParameterError(f"start is {start!r}, and there is no such folder; name a draft's, copy or random")
+
+
 def initial_weights(
     config: EagleConfig,
     target: LlamaConfig,

@@ -16,7 +16,7 @@ from aquiline.models.model_config import LlamaConfig, default_aux_layer_ids
 from aquiline.models.tensor_shapes import ID_MAP, expected_draft_tensors, expected_target_tensors
 from aquiline.training.export import export_draft, layout_for
 from aquiline.training.settings import DraftSettings
-from aquiline.training.start import draft_config, initial_weights
+from aquiline.training.start import check_start, draft_config, initial_weights
 from tests.tiny import random_tensors, tiny_llama_config
 from tests.training.toy_run import AUX_LAYER_IDS, DRAFT_IDS
 
@@ -136,3 +136,10 @@ def test_the_layout_is_the_one_that_most_engines_read() -> None:
     assert layout_for(other, 12) == layout_for(default, 13) == layout_for(default, None) == "speculators"
     assert layout_for(replace(other, fc_bias=True), 12) == "specforge"
     assert layout_for(draft_config(DRAFTS["eagle1"], target), 12) == "eagle1"
+
+
+def test_a_start_that_is_not_there_is_refused_before_data_is_written(tmp_path: Path) -> None:
+    for start in ("copy", "random", str(tmp_path)):
+        check_start(start)
+    with pytest.raises(InvalidParameterError, match="there is no such folder"):
+        check_start(str(tmp_path / "none"))
