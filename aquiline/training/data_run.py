@@ -24,6 +24,7 @@ from aquiline.training.dataset import EVALUATION_FOLDER, DatasetFolder
 from aquiline.training.evaluation_prompts import HELD_OUT_PROMPTS
 from aquiline.training.examples import ExampleStore
 from aquiline.training.exclusion import ExcludedPrompts, read_excluded
+from aquiline.training.folder_lock import only_writer
 from aquiline.training.importing import ConversationImporter, ImportReport, ImportSettings, files_fingerprint
 from aquiline.training.masks import check_template
 from aquiline.training.self_written.regeneration import AnswerWriter
@@ -82,12 +83,14 @@ class DataRun:
         """Write the data, or what is missing of it.
 
         Raises:
-            UserError: a model, file or folder that cannot be used, or data of other settings in the output folder.
+            UserError: a model, file or folder that cannot be used, data of other settings in the output folder, or
+                another run that writes there.
         """
         settings = self._settings
         excluded = read_excluded([HELD_OUT_PROMPTS, *map(Path, settings.exclude)])
         begun = time.perf_counter()
-        skipped, first = self._write(excluded)
+        with only_writer(settings.output):
+            skipped, first = self._write(excluded)
         seconds = time.perf_counter() - begun - self._loading_seconds
         store = ExampleStore(settings.output)
         categories: Counter[str] = Counter()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +29,9 @@ from aquiline.training.card import write_head
 from aquiline.training.checkpoint import DRAFT, FOLDER
 from aquiline.training.costs import StepCosts
 from aquiline.training.evaluate import HeadEvaluator, HeadFigures
+from aquiline.training.folder_lock import only_writer
 from aquiline.training.history import History, Record, StepMeans
-from aquiline.training.parallel import join_processes, leave_processes
+from aquiline.training.parallel import Processes, join_processes, leave_processes
 from aquiline.training.plot import require_plotting, write_plot
 from aquiline.training.prepare import START, PreparedRun, prepare, torch_device, write_data
 from aquiline.training.run_settings import RunSettings
@@ -69,7 +71,8 @@ def train(settings: RunSettings, watcher: Watcher | None = None) -> Record:
         The record of the result: the figures of the best checkpoint, predicted and served.
 
     Raises:
-        UserError: settings, data or models that do not fit, or a folder of another run.
+        UserError: settings, data or models that do not fit, or a folder of another run, or of this one where it still
+            goes on.
         TrainingDivergedError: the loss went astray; the last checkpoint is kept.
     """
     watcher = watcher or Watcher()
@@ -85,22 +88,28 @@ def train(settings: RunSettings, watcher: Watcher | None = None) -> Record:
                 f"data is {', '.join(settings.data)}, and several processes take part; write it into a folder with "
                 "train-data first"
             )
-        if processes.is_first:
-            check_start(settings.training.draft.start)
-            settings.claim_output()
-            write_data(settings, watcher.on_work)
-        processes.wait()
-        prepared = prepare(settings, watcher.on_work)
-        torch.set_num_threads(prepared.llm.num_threads)
-        target = _frozen_target(settings, prepared, device)
-        data = TrainingData(prepared.examples, prepared.vocabulary.target_ids, prepared.data_provenance)
-        trainer = Trainer(settings.training, target, data, settings.output, processes, device)
-        if processes.is_first:
-            return _Run(settings, prepared, trainer, watcher).run()
-        trainer.run()
-        return {}
+        with only_writer(settings.output) if processes.is_first else nullcontext():
+            return _train_among(processes, settings, watcher, device)
     finally:
         leave_processes()
+
+
+def _train_among(processes: Processes, settings: RunSettings, watcher: Watcher, device: torch.device) -> Record:
+    """One process's part of a run."""
+    if processes.is_first:
+        check_start(settings.training.draft.start)
+        settings.claim_output()
+        write_data(settings, watcher.on_work)
+    processes.wait()
+    prepared = prepare(settings, watcher.on_work)
+    torch.set_num_threads(prepared.llm.num_threads)
+    target = _frozen_target(settings, prepared, device)
+    data = TrainingData(prepared.examples, prepared.vocabulary.target_ids, prepared.data_provenance)
+    trainer = Trainer(settings.training, target, data, settings.output, processes, device)
+    if processes.is_first:
+        return _Run(settings, prepared, trainer, watcher).run()
+    trainer.run()
+    return {}
 
 
 def _frozen_target(settings: RunSettings, prepared: PreparedRun, device: torch.device) -> FrozenTarget:

@@ -16,6 +16,7 @@ from aquiline.training.data_settings import DataSettings
 from aquiline.training.dotted_names import by_dotted_names
 from aquiline.training.evaluation_prompts import EvaluationPrompt
 from aquiline.training.evaluation_settings import EvaluationSettings
+from aquiline.training.folder_lock import NOTE
 from aquiline.training.settings import TrainingSettings
 
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -137,7 +138,8 @@ class RunSettings:
             InvalidParameterError: it belongs to another run, or cannot be written; the message names what differs.
         """
         here, path = self.identity(), self.output / RUN
-        if path.exists() and list(self.output.iterdir()) != [path]:
+        known = {path, self.output / NOTE}
+        if path.exists() and set(self.output.iterdir()) - known:
             there = json.loads(path.read_text(encoding="utf-8"))
             for name in sorted(here.keys() | there.keys()):
                 if here.get(name) != there.get(name):
@@ -148,7 +150,7 @@ class RunSettings:
             return
         try:
             self.output.mkdir(parents=True, exist_ok=True)
-            if any(entry != path for entry in self.output.iterdir()):
+            if set(self.output.iterdir()) - known:
                 raise InvalidParameterError(f"{self.output} holds other files; name an empty folder, or a new one")
             write_atomically(path, (json.dumps(here, indent=1) + "\n").encode())
         except OSError as error:
