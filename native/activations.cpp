@@ -14,11 +14,12 @@ ActivationBuffer::ActivationBuffer(ActivationKind kind, int max_rows, int in_fea
     if (max_rows < 0 || in_features < 1 || in_features % kGroupSize != 0) {
         throw std::invalid_argument("activations need a positive multiple of 32 numbers in each row");
     }
-    const std::size_t size = static_cast<std::size_t>(max_rows) * in_features;
     if (kind == ActivationKind::bfloat16) {
-        bfloat16_ = AlignedMemory<std::uint16_t>(size);
+        bfloat16_ = AlignedMemory<std::uint16_t>(static_cast<std::size_t>(max_rows) * in_features);
         return;
     }
+    const std::size_t num_tiles = (static_cast<std::size_t>(max_rows) + kTileRows - 1) / kTileRows;
+    const std::size_t size = num_tiles * kTileRows * in_features;
     values_ = AlignedMemory<std::int8_t>(size);
     scales_ = AlignedMemory<float>(size / kGroupSize);
     scaled_sums_ = AlignedMemory<float>(size / kGroupSize);
@@ -27,13 +28,6 @@ ActivationBuffer::ActivationBuffer(ActivationKind kind, int max_rows, int in_fea
 
 Activations ActivationBuffer::view() const {
     return {bfloat16_.data(), {values_.data(), scales_.data(), scaled_sums_.data(), offsets_.data()}};
-}
-
-QuantizedRows ActivationBuffer::quantized_row(int row) {
-    const std::int64_t first = static_cast<std::int64_t>(row) * in_features_;
-    const std::int64_t first_group = first / kGroupSize;
-    return {values_.data() + first, scales_.data() + first_group, scaled_sums_.data() + first_group,
-            offsets_.data() + first_group};
 }
 
 void quantize_row(const float* row, int in_features, const QuantizedRows& destination) {
@@ -48,10 +42,7 @@ void quantize_row(const std::uint16_t* bfloat16_row, int in_features, const Quan
     float group[kGroupSize];
     for (int first = 0; first < in_features; first += kGroupSize) {
         for (int i = 0; i < kGroupSize; ++i) group[i] = from_bfloat16(bfloat16_row[first + i]);
-        const int index = first / kGroupSize;
-        quantize_row(group, kGroupSize,
-                     {destination.values + first, destination.scales + index, destination.scaled_sums + index,
-                      destination.offsets + index});
+        quantize_row(group, kGroupSize, destination.from_group(first / kGroupSize));
     }
 }
 

@@ -10,6 +10,10 @@ namespace aquiline {
 
 constexpr int kGroupSize = 32;
 
+// Quantised rows lie in tiles of sixteen, each group's sixteen rows side by side: a kernel then reads the rows at
+// constant distances from one address, where row by row it would need more addresses than there are registers.
+constexpr int kTileRows = 16;
+
 // The form of activations that a weight format is multiplied with.
 enum class ActivationKind { bfloat16, quantized };
 
@@ -18,13 +22,26 @@ enum class ActivationKind { bfloat16, quantized };
 // The sums serve every weight format: `scaled_sums` multiplies the minima of weights that have them, `offsets` takes
 // back the 128 that is added to signed weights because the dot product instruction wants one unsigned operand.
 struct QuantizedRows {
-    std::int8_t* values = nullptr;       // [num_rows, in_features]
-    float* scales = nullptr;             // [num_rows, in_features / 32]
-    float* scaled_sums = nullptr;        // [num_rows, in_features / 32], scale * sum of the group's values
-    std::int32_t* offsets = nullptr;     // [num_rows, in_features / 32], -128 * sum of the group's values
+    std::int8_t* values = nullptr;       // [num_tiles, in_features / 32, 16, 32]
+    float* scales = nullptr;             // [num_tiles, in_features / 32, 16]
+    float* scaled_sums = nullptr;        // [num_tiles, in_features / 32, 16], scale * sum of the group's values
+    std::int32_t* offsets = nullptr;     // [num_tiles, in_features / 32, 16], -128 * sum of the group's values
+
+    // Moved forward by so many groups of a row, or by so many rows of a group: row 18 of rows of 64 numbers is the third
+    // of the second tile, whose groups start at 16 rows * 2 groups, so its scale of group 1 is scales[32 + 16 + 2].
+    QuantizedRows from_group(std::int64_t group) const { return moved(group * kTileRows); }
+    QuantizedRows from_row(int row, int in_features) const {
+        const std::int64_t first_group = in_features / kGroupSize;
+        return moved(row / kTileRows * first_group * kTileRows + row % kTileRows);
+    }
+
+private:
+    QuantizedRows moved(std::int64_t count) const {
+        return {values + count * kGroupSize, scales + count, scaled_sums + count, offsets + count};
+    }
 };
 
-// What a linear layer reads; only the member of its own ActivationKind is used. Rows are contiguous.
+// What a linear layer reads; only the member of its own ActivationKind is used.
 struct Activations {
     const std::uint16_t* bfloat16 = nullptr;  // [num_rows, in_features]
     QuantizedRows quantized;
@@ -44,7 +61,7 @@ public:
 
     // Where a row goes; for a fused kernel that makes one row after another.
     std::uint16_t* bfloat16_row(int row) { return bfloat16_.data() + static_cast<std::int64_t>(row) * in_features_; }
-    QuantizedRows quantized_row(int row);
+    QuantizedRows quantized_row(int row) { return view().quantized.from_row(row, in_features_); }
 
 private:
     ActivationKind kind_ = ActivationKind::bfloat16;
@@ -58,7 +75,7 @@ private:
 };
 
 // Quantise one row of `in_features` (a multiple of 32) numbers: scale = largest magnitude / 127, values rounded to
-// nearest, ties to even. Every instruction set gives the same bits.
+// nearest, ties to even. `destination` starts at the row. Every instruction set gives the same bits.
 void quantize_row(const float* row, int in_features, const QuantizedRows& destination);
 void quantize_row(const std::uint16_t* bfloat16_row, int in_features, const QuantizedRows& destination);
 

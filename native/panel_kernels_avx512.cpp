@@ -1,5 +1,6 @@
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -11,7 +12,7 @@ namespace {
 
 // Rows whose accumulators stay in registers together, beside the weights of a group. They do so only where the compiler
 // unrolls the loops over rows, which it has to be told.
-constexpr int kMaxRows = 16;
+constexpr int kMaxRows = kTileRows;
 constexpr int kNumBlocks = kGroupSize / 4;
 constexpr int kVectorBytes = 64;
 
@@ -81,24 +82,36 @@ void multiply_bfloat16(const PanelProduct& product, int panel, int first_row) {
     for (int row = 0; row < Rows; ++row) store(product, panel, first_row + row, sums[row]);
 }
 
-// The weights of a group as unsigned bytes, eight vectors of four inputs for each output. Those of q4_0 are 16 times as
-// large as they should be, which makes their zero point 128, like that of q8_0.
-template <WeightFormat Format>
-void load_group(const std::uint8_t* weights, __m512i (&blocks)[kNumBlocks]) {
+// One vector of unsigned weights, four inputs for each output, times those inputs of every row.
+template <int Rows>
+void add_products(__m512i weights, const std::int8_t* inputs, __m512i (&dots)[Rows]) {
+#pragma GCC unroll 16
+    for (int row = 0; row < Rows; ++row) {
+        const __m512i four = _mm512_set1_epi32(load_word(inputs + row * kGroupSize));
+        dots[row] = _mm512_dpbusd_epi32(dots[row], weights, four);
+    }
+}
+
+// Adds the products of a group to `dots`. All rows take one vector of weights after the other, so that neighbouring
+// instructions do not wait for each other. Weights of q4_0 are taken 16 times as large as they should be, which makes
+// their zero point 128, like that of q8_0.
+template <WeightFormat Format, int Rows>
+void multiply_group(const std::uint8_t* weights, const std::int8_t* inputs, __m512i (&dots)[Rows]) {
     if constexpr (Format == WeightFormat::q8_0) {
 #pragma GCC unroll 16
         for (int block = 0; block < kNumBlocks; ++block) {
-            blocks[block] = _mm512_loadu_si512(weights + block * kVectorBytes);
+            add_products<Rows>(_mm512_loadu_si512(weights + block * kVectorBytes), inputs + 4 * block, dots);
         }
     } else {
-        const __m512i nibble = _mm512_set1_epi8(Format == WeightFormat::q4_0 ? static_cast<char>(0xf0) : 0x0f);
+        constexpr bool is_high = Format == WeightFormat::q4_0;
+        const __m512i nibble = _mm512_set1_epi8(is_high ? static_cast<char>(0xf0) : 0x0f);
+#pragma GCC unroll 16
         for (int vector = 0; vector < kNumBlocks / 2; ++vector) {
             const __m512i both = _mm512_loadu_si512(weights + vector * kVectorBytes);
-            const bool is_high = Format == WeightFormat::q4_0;
-            const __m512i low = is_high ? _mm512_slli_epi16(both, 4) : both;
-            const __m512i high = is_high ? both : _mm512_srli_epi16(both, 4);
-            blocks[vector] = _mm512_and_si512(low, nibble);
-            blocks[vector + kNumBlocks / 2] = _mm512_and_si512(high, nibble);
+            const __m512i low = _mm512_and_si512(is_high ? _mm512_slli_epi16(both, 4) : both, nibble);
+            const __m512i high = _mm512_and_si512(is_high ? both : _mm512_srli_epi16(both, 4), nibble);
+            add_products<Rows>(low, inputs + 4 * vector, dots);
+            add_products<Rows>(high, inputs + 4 * vector + kGroupSize / 2, dots);
         }
     }
 }
@@ -107,45 +120,38 @@ template <WeightFormat Format, int Rows>
 void multiply_quantized(const PanelProduct& product, int panel, int first_row) {
     constexpr int kGroupBytes = (Format == WeightFormat::q8_0 ? kNumBlocks : kNumBlocks / 2) * kVectorBytes;
     constexpr int kTables = Format == WeightFormat::q4_1 ? 2 : 1;
-    constexpr int kStreamBytes = kGroupBytes + kTables * 2 * kPanelWidth;  // a group's share of its panel
+    constexpr int kTableBytes = 2 * kPanelWidth;
+    constexpr int kStreamBytes = kGroupBytes + kTables * kTableBytes;  // a group's share of its panel
     const std::uint8_t* const weights = product.panels + panel * product.layout.panel_bytes;
     const std::uint8_t* const weight_scales = weights + product.layout.scales_at;
     const std::uint8_t* const minima = weights + product.layout.minima_at;
-    const std::int64_t num_groups = product.layout.num_groups;
-    const std::int64_t row_stride = product.in_features;
-    const QuantizedRows& rows = product.activations.quantized;
-    const std::int8_t* const inputs = rows.values + first_row * row_stride;
-    const float* const scales = rows.scales + first_row * num_groups;
-    const float* const scaled_sums = rows.scaled_sums + first_row * num_groups;
-    const std::int32_t* const offsets = rows.offsets + first_row * num_groups;
+    const QuantizedRows rows = product.activations.quantized.from_row(first_row, product.in_features);
 
     __m512 sums[Rows];
 #pragma GCC unroll 16
     for (int row = 0; row < Rows; ++row) sums[row] = _mm512_setzero_ps();
-    for (std::int64_t group = 0; group < num_groups; ++group) {
-        __m512i blocks[kNumBlocks];
+    for (std::int64_t group = 0; group < product.layout.num_groups; ++group) {
         prefetch_ahead<kStreamBytes>(product, weights + group * kStreamBytes);
-        load_group<Format>(weights + group * kGroupBytes, blocks);
-        const __m512 weight_scale = load_float16(weight_scales + group * 2 * kPanelWidth);
+        __m512i dots[Rows];
 #pragma GCC unroll 16
         for (int row = 0; row < Rows; ++row) {
-            const std::int8_t* const input = inputs + row * row_stride + group * kGroupSize;
-            const std::int64_t at = row * num_groups + group;
-            __m512i dot =
-                Format == WeightFormat::q4_1 ? _mm512_setzero_si512() : _mm512_set1_epi32(load_word(offsets + at));
+            dots[row] = Format == WeightFormat::q4_1 ? _mm512_setzero_si512()
+                                                     : _mm512_set1_epi32(rows.offsets[group * kTileRows + row]);
+        }
+        multiply_group<Format, Rows>(weights + group * kGroupBytes, rows.values + group * kTileRows * kGroupSize, dots);
+        const float* const scales = rows.scales + group * kTileRows;
+        const __m512 weight_scale = load_float16(weight_scales + group * kTableBytes);
 #pragma GCC unroll 16
-            for (int block = 0; block < kNumBlocks; ++block) {
-                dot = _mm512_dpbusd_epi32(dot, blocks[block], _mm512_set1_epi32(load_word(input + 4 * block)));
-            }
-            const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), weight_scale);
-            sums[row] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(scales[at]), sums[row]);
+        for (int row = 0; row < Rows; ++row) {
+            const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[row]), weight_scale);
+            sums[row] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(scales[row]), sums[row]);
         }
         if constexpr (Format == WeightFormat::q4_1) {
-            const __m512 minimum = load_float16(minima + group * 2 * kPanelWidth);
+            const float* const scaled_sums = rows.scaled_sums + group * kTileRows;
+            const __m512 minimum = load_float16(minima + group * kTableBytes);
 #pragma GCC unroll 16
             for (int row = 0; row < Rows; ++row) {
-                const __m512 scaled_sum = _mm512_set1_ps(scaled_sums[row * num_groups + group]);
-                sums[row] = _mm512_fmadd_ps(minimum, scaled_sum, sums[row]);
+                sums[row] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(scaled_sums[row]), sums[row]);
             }
         }
     }
@@ -174,17 +180,13 @@ constexpr std::array<Kernel, sizeof...(Index)> make_kernels(std::integer_sequenc
     return {multiply<Format, Index + 1>...};
 }
 
-// Rows are cut into blocks of nearly equal size, each of which reads the panel once more, by then from a cache.
+// Every tile of rows reads the panel once more, by then from a cache.
 template <WeightFormat Format>
 void multiply_panels(const PanelProduct& product, int first_panel, int end_panel) {
     static constexpr auto kernels = make_kernels<Format>(std::make_integer_sequence<int, kMaxRows>());
-    const int num_blocks = (product.num_rows + kMaxRows - 1) / kMaxRows;
     for (int panel = first_panel; panel < end_panel; ++panel) {
-        int first_row = 0;
-        for (int block = 0; block < num_blocks; ++block) {
-            const int num_rows = (product.num_rows - first_row) / (num_blocks - block);
-            kernels[num_rows - 1](product, panel, first_row);
-            first_row += num_rows;
+        for (int row = 0; row < product.num_rows; row += kMaxRows) {
+            kernels[std::min(kMaxRows, product.num_rows - row) - 1](product, panel, row);
         }
     }
 }

@@ -53,17 +53,15 @@ std::int32_t correction(WeightFormat format, std::int32_t offset) {
 void sum_quantized(const PanelProduct& product, const std::uint8_t* panel, int row, float (&sums)[kPanelWidth]) {
     const int num_groups = product.layout.num_groups;
     const int group_bytes = product.format == WeightFormat::q8_0 ? kNumBlocks * kBlock : kNumBlocks / 2 * kBlock;
-    const QuantizedRows& rows = product.activations.quantized;
-    const std::int8_t* const inputs = rows.values + static_cast<std::int64_t>(row) * product.in_features;
-    const std::int64_t first_group = static_cast<std::int64_t>(row) * num_groups;
+    const QuantizedRows inputs = product.activations.quantized.from_row(row, product.in_features);
     const auto* scales = reinterpret_cast<const std::uint16_t*>(panel + product.layout.scales_at);
     const auto* minima = reinterpret_cast<const std::uint16_t*>(panel + product.layout.minima_at);
     for (int group = 0; group < num_groups; ++group, scales += kPanelWidth, minima += kPanelWidth) {
         std::int32_t dots[kPanelWidth] = {};
-        multiply_group(product.format, panel + group * group_bytes, inputs + group * kGroupSize, dots);
-        const std::int32_t added = correction(product.format, rows.offsets[first_group + group]);
-        const float scale = rows.scales[first_group + group];
-        const float scaled_sum = rows.scaled_sums[first_group + group];
+        const QuantizedRows input = inputs.from_group(group);
+        multiply_group(product.format, panel + group * group_bytes, input.values, dots);
+        const std::int32_t added = correction(product.format, *input.offsets);
+        const float scale = *input.scales, scaled_sum = *input.scaled_sums;
         for (int column = 0; column < kPanelWidth; ++column) {
             sums[column] += static_cast<float>(dots[column] + added) * from_float16(scales[column]) * scale;
             if (product.format == WeightFormat::q4_1) sums[column] += from_float16(minima[column]) * scaled_sum;

@@ -7,8 +7,9 @@ void quantize_row_portable(const float* row, int in_features, const QuantizedRow
     // A number below 2^22 added to this is rounded to an integer, ties to even, that stands in the low bits of the sum.
     constexpr float kRounder = 12582912.0f;
     for (int group = 0; group < in_features / kGroupSize; ++group) {
+        const QuantizedRows place = destination.from_group(group);
         const float* const numbers = row + group * kGroupSize;
-        std::int8_t* const values = destination.values + group * kGroupSize;
+        std::int8_t* const values = place.values;
         // Magnitudes are compared as integers, where a NaN is the largest of all and so is not lost.
         std::int32_t largest_bits = 0;
         for (int i = 0; i < kGroupSize; ++i) {
@@ -25,9 +26,9 @@ void quantize_row_portable(const float* row, int in_features, const QuantizedRow
             sum += values[i];
         }
         const float scale = is_empty ? 0.0f : largest / 127.0f;
-        destination.scales[group] = scale;
-        destination.scaled_sums[group] = scale * static_cast<float>(sum);
-        destination.offsets[group] = -128 * sum;
+        *place.scales = scale;
+        *place.scaled_sums = scale * static_cast<float>(sum);
+        *place.offsets = -128 * sum;
     }
 }
 
