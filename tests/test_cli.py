@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +71,26 @@ def test_one_prompt_streams_its_text_and_then_the_figures(llm: FakeLLM, capsys: 
     assert figures.endswith(" tokens/s]")
 
 
+def test_compiling_a_guide_does_not_slow_the_rate_that_is_told(
+    llm: FakeLLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def grammar_of(params: SamplingParams) -> object:
+        asked.append(params.guided)
+        time.sleep(0.4)
+        return object()
+
+    llm.engine = SimpleNamespace(guidance=SimpleNamespace(grammar_of=grammar_of))  # type: ignore[attr-defined]
+    assert main(["generate", "--prompt", "an eagle", "--guided-choice", "AN EAGLE"]) == 0
+    found = re.fullmatch(
+        r"\[.* (.+) tokens/s; compiling the guide took (.+) s\]", capsys.readouterr().out.splitlines()[1]
+    )
+    assert found is not None and len(asked) == 1
+    # Eight tokens, which would be 20 a second.
+    assert float(found[2]) >= 0.4 and float(found[1]) > 100.0
+
+
 def test_text_is_written_before_the_answer_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     failing = FakeLLM(failure=ModelFormatError("broken"))
     monkeypatch.setattr(generate, "open_llm", lambda settings: failing)
@@ -110,6 +133,16 @@ def test_json_is_in_prompt_order(llm: FakeLLM, capsys: pytest.CaptureFixture[str
 def test_json_has_one_object_per_sample(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
     records = run_json(capsys, "--prompt", "a", "--prompt", "b", "--n", "2", "--temperature", "1")
     assert [(record["index"], record["sample_index"]) for record in records] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("temperature", "num_lines"), [("0", 1), ("1", 0)])
+def test_equal_answers_are_announced(
+    temperature: str, num_lines: int, llm: FakeLLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "--prompt", "an eagle", "--n", "2", "--temperature", temperature]) == 0
+    error = capsys.readouterr().err
+    assert error.count("\n") == error.count("all answers to a prompt are the same") == num_lines
 
 
 def test_json_logprobs_are_null_where_a_token_is_impossible(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from aquiline.cli.options import (
     engine_config,
     sampling_params,
 )
-from aquiline.cli.output import AnswerPrinter, JsonPrinter, Printer, StreamPrinter
+from aquiline.cli.output import AnswerPrinter, JsonPrinter, Printer, RunSeconds, StreamPrinter
 from aquiline.cli.parser import add_options
 from aquiline.cli.prompts import Prompt, read_prompts
 from aquiline.cli.step_trace_file import TRACE_HELP, check_trace_path, steps_traced
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Answer prompts. Text appears as it is committed, and one line of figures follows; several answers
 appear under headers, each when it is complete and its turn has come."""
+
+SAME_ANSWERS = "--n is {} and --temperature 0, where all answers to a prompt are the same; give a --temperature above 0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +72,18 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> None:
     """Answer the prompts that `args` names; everything is checked before the model is loaded."""
     settings = check_arguments(args)
+    if settings.params.n > 1 and settings.params.temperature == 0.0:
+        warnings.warn(SAME_ANSWERS.format(settings.params.n), stacklevel=2)
     llm = open_llm(settings)
     with AwaitedPrinter(make_printer(settings), settings.is_json or settings.is_explained) as printer:
         started = time.perf_counter()
+        # Who asks for a grammar that somebody holds gets it at once.
+        grammar = None if settings.params.guided is None else llm.engine.guidance.grammar_of(settings.params)
+        compiled = time.perf_counter()
         with steps_traced(llm, settings.trace):
             outputs = answer(llm, settings, printer)
-        printer.close(outputs, time.perf_counter() - started)
+        compiling = None if grammar is None else compiled - started
+        printer.close(outputs, RunSeconds(time.perf_counter() - compiled, compiling))
 
 
 def check_arguments(args: argparse.Namespace) -> GenerateSettings:

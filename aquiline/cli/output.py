@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import IO, Any, Protocol, TextIO
 
 from rich.console import Console, RenderableType
@@ -16,13 +17,26 @@ from aquiline.request import CompletionOutput, RequestOutput, TokenLogprob
 HEADER_WIDTH = 72
 
 
+@dataclass(frozen=True, slots=True)
+class RunSeconds:
+    """What a run took.
+
+    Attributes:
+        answering: from the prompts to the last answer, without compiling.
+        compiling: its guide; None without one.
+    """
+
+    answering: float
+    compiling: float | None = None
+
+
 class Printer(Protocol):
     """Shows the outputs of one run."""
 
     def update(self, index: int, output: RequestOutput) -> None:
         """Prompt number `index` has grown to `output`, which is cumulative."""
 
-    def close(self, outputs: Sequence[RequestOutput], elapsed_seconds: float) -> None:
+    def close(self, outputs: Sequence[RequestOutput], seconds: RunSeconds) -> None:
         """All prompts are answered."""
 
 
@@ -42,7 +56,7 @@ class JsonPrinter:
                     record["sample_index"] = completion.index
                 write(self._stream, json.dumps(record, ensure_ascii=not _is_utf8(self._stream), allow_nan=False) + "\n")
 
-    def close(self, outputs: Sequence[RequestOutput], elapsed_seconds: float) -> None:
+    def close(self, outputs: Sequence[RequestOutput], seconds: RunSeconds) -> None:
         for index, output in enumerate(outputs):
             self.update(index, output)
 
@@ -60,10 +74,10 @@ class StreamPrinter:
             write(self._stream, text[self._num_written :])
             self._num_written = len(text)
 
-    def close(self, outputs: Sequence[RequestOutput], elapsed_seconds: float) -> None:
+    def close(self, outputs: Sequence[RequestOutput], seconds: RunSeconds) -> None:
         self.update(0, outputs[0])
         line_break = "" if outputs[0].outputs[0].text.endswith("\n") else "\n"
-        write(self._stream, f"{line_break}{figures(outputs, elapsed_seconds)}\n")
+        write(self._stream, f"{line_break}{figures(outputs, seconds)}\n")
 
 
 class AnswerPrinter:
@@ -81,10 +95,10 @@ class AnswerPrinter:
                 text = completion.text.rstrip("\n")
                 write(self._stream, f"{header}\n{text}\n\n")
 
-    def close(self, outputs: Sequence[RequestOutput], elapsed_seconds: float) -> None:
+    def close(self, outputs: Sequence[RequestOutput], seconds: RunSeconds) -> None:
         for index, output in enumerate(outputs):
             self.update(index, output)
-        write(self._stream, f"{figures(outputs, elapsed_seconds)}\n")
+        write(self._stream, f"{figures(outputs, seconds)}\n")
 
     def _header(self, index: int, sample_index: int, num_samples: int) -> str:
         sample = f", answer {sample_index + 1} of {num_samples}" if num_samples > 1 else ""
@@ -153,11 +167,11 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def figures(outputs: Sequence[RequestOutput], elapsed_seconds: float) -> str:
+def figures(outputs: Sequence[RequestOutput], seconds: RunSeconds) -> str:
     """One line about the whole run.
 
     Acceptance length and time per committed token are pooled over all answers (sums divided by sums); tokens/s is what
-    the machine delivered in `elapsed_seconds`, so with a batch it exceeds what one reader sees.
+    the machine delivered while it answered, so with a batch it exceeds what one reader sees.
     """
     parts = [completion.speculation for output in outputs for completion in output.outputs]
     num_committed_tokens = sum(part.num_committed_tokens for part in parts)
@@ -165,10 +179,11 @@ def figures(outputs: Sequence[RequestOutput], elapsed_seconds: float) -> str:
     step_seconds = sum(part.step_seconds for part in parts)
     acceptance_length = num_committed_tokens / max(1, num_verify_steps)
     time_per_committed_token_ms = 1000.0 * step_seconds / max(1, num_committed_tokens)
-    tokens_per_second = num_committed_tokens / elapsed_seconds if elapsed_seconds > 0 else 0.0
+    tokens_per_second = num_committed_tokens / seconds.answering if seconds.answering > 0 else 0.0
+    compiled = "" if seconds.compiling is None else f"; compiling the guide took {seconds.compiling:.2f} s"
     return (
         f"[{num_committed_tokens} committed tokens, acceptance length {acceptance_length:.2f}, "
-        f"{time_per_committed_token_ms:.2f} ms per committed token, {tokens_per_second:.1f} tokens/s]"
+        f"{time_per_committed_token_ms:.2f} ms per committed token, {tokens_per_second:.1f} tokens/s{compiled}]"
     )
 
 

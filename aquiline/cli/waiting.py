@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from aquiline.cli.output import Printer
+from aquiline.cli.output import Printer, RunSeconds
 from aquiline.request import RequestOutput
 
 SECONDS_BETWEEN_LINES = 60.0
@@ -89,9 +89,9 @@ class AwaitedPrinter:
         self._end_waiting()
         self._printer.update(index, output)
 
-    def close(self, outputs: Sequence[RequestOutput], elapsed_seconds: float) -> None:
+    def close(self, outputs: Sequence[RequestOutput], seconds: RunSeconds) -> None:
         self._end_waiting()
-        self._printer.close(outputs, elapsed_seconds)
+        self._printer.close(outputs, seconds)
 
     def _end_waiting(self) -> None:
         if self._line is not None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aquiline.cli.output import AnswerPrinter, InOrder, JsonPrinter, StreamPrinter, figures, write
+from aquiline.cli.output import AnswerPrinter, InOrder, JsonPrinter, RunSeconds, StreamPrinter, figures, write
 from aquiline.request import CompletionOutput, FinishReason, RequestOutput
 from aquiline.speculation_figures import SpeculationFigures
 
@@ -40,7 +40,7 @@ def test_a_stream_shows_each_character_once(text: str, data: st.DataObject) -> N
     for length in sorted(data.draw(st.lists(st.integers(0, len(text))))):
         printer.update(0, output(text[:length], is_finished=False))
         assert stream.getvalue() == text[:length]
-    printer.close([output(text)], 1.0)
+    printer.close([output(text)], RunSeconds(1.0))
     shown, _, last_line = stream.getvalue().removesuffix("\n").rpartition("\n")
     assert shown == text.removesuffix("\n")
     assert last_line.startswith("[")
@@ -49,12 +49,17 @@ def test_a_stream_shows_each_character_once(text: str, data: st.DataObject) -> N
 def test_figures_are_pooled_over_answers() -> None:
     outputs = [output("x" * 30, num_steps=10), output("x" * 10, num_steps=10)]
     expected = "[40 committed tokens, acceptance length 2.00, 12.50 ms per committed token, 20.0 tokens/s]"
-    assert figures(outputs, 2.0) == expected
+    assert figures(outputs, RunSeconds(2.0)) == expected
+
+
+def test_compiling_a_guide_is_told_apart() -> None:
+    shown = figures([output("x" * 30, num_steps=10)], RunSeconds(2.0, compiling=0.456))
+    assert shown.endswith(" 15.0 tokens/s; compiling the guide took 0.46 s]")
 
 
 def test_figures_of_nothing_do_not_divide_by_zero() -> None:
     expected = "[0 committed tokens, acceptance length 0.00, 0.00 ms per committed token, 0.0 tokens/s]"
-    assert figures([], 0.0) == expected
+    assert figures([], RunSeconds(0.0)) == expected
 
 
 def test_a_header_quotes_a_long_prompt_on_one_line() -> None:
