@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from aquiline.cli.model_choice import check_threads
+from aquiline.cli.model_choice import check_draft, check_threads
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
 from aquiline.cli.output import draw, write
 from aquiline.cli.parser import add_options, integer
@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> None:
         DraftMismatchError: it does not fit its target; the report is printed before.
     """
     settings = check_arguments(args)
+    check_draft(settings.draft)
     if settings.target is not None:
         with shown_progress() as show:
             resolve_model(settings.target, show)

@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def fail(*_: object) -> None:
         raise AssertionError("a model is looked for")
 
-    for module in ("model_choice", "bench_serving"):
+    for module in ("model_choice", "bench_serving", "draft_check"):
         monkeypatch.setattr(f"aquiline.cli.{module}.resolve_model", fail)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "one"}\n')
     return tmp_path
@@ -75,3 +75,10 @@ def test_prompts_that_cannot_be_read(command: str, folder: Path, capsys: pytest.
     (folder / "prompts.jsonl").write_text('{"prompt": \n')
     argv = ANSWERING.get(command, [*DRAFTING["serving"], *PROMPTS])
     assert "prompts.jsonl line 1 is not JSON" in refusal(argv, folder, capsys)
+
+
+def test_a_draft_to_be_checked_is_looked_for_before_its_target(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["draft", "check", "{}/no/draft", "--target", "smollm2-135m"]
+    assert "no draft" in refusal(argv, folder, capsys)
