@@ -9,6 +9,7 @@ from typing import Any
 
 from aquiline.benchmark.full_batch import full_batch_figures
 from aquiline.benchmark.peak_memory import peak_memory_bytes
+from aquiline.config import EngineConfig
 from aquiline.llm import LLM, Conversation
 from aquiline.request import RequestOutput, SamplingParams
 from aquiline.speculation import SpeculationMode
@@ -20,16 +21,19 @@ class Sweep:
 
     Attributes:
         rounds: how often each combination is measured; the median by speed counts.
+        warm_up_rounds: how often each engine answers everything before that, as a service that has been running for a
+            while; 0: every round has a fresh engine.
     """
 
     batch_sizes: Sequence[int]
     modes: Sequence[SpeculationMode]
     rounds: int = 1
+    warm_up_rounds: int = 0
 
     @property
     def num_runs(self) -> int:
         """How often all conversations are answered."""
-        return len(self.batch_sizes) * len(self.modes) * self.rounds
+        return len(self.batch_sizes) * len(self.modes) * (self.warm_up_rounds + self.rounds)
 
 
 def measure_offline(
@@ -39,9 +43,11 @@ def measure_offline(
     sweep: Sweep,
     on_run: Callable[[int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Answer all conversations with every mode at every batch size, each time in a fresh engine after a short warm-up.
+    """Answer all conversations with every mode at every batch size.
 
-    Batch by batch the modes take turns, so that those that are compared meet the machine in the same state.
+    Batch by batch the modes take turns, so that those that are compared meet the machine in the same state. With rounds
+    to warm up, each mode has one engine for all rounds of a batch size, without a prefix cache, in which it would find
+    its prompts again.
 
     Args:
         on_run: called with the number of finished runs.
@@ -53,10 +59,16 @@ def measure_offline(
     rows: list[dict[str, Any]] = []
     num_done = 0
     for batch_size in sweep.batch_sizes:
+        engines: dict[str, LLM] = {}
         runs: list[list[dict[str, Any]]] = [[] for _ in sweep.modes]
-        for _ in range(sweep.rounds):
+        for turn in range(sweep.warm_up_rounds + sweep.rounds):
             for mode, found in zip(sweep.modes, runs, strict=True):
-                found.append(_measure(llm, conversations, params, batch_size, mode))
+                if turn == 0 or sweep.warm_up_rounds == 0:
+                    config = _config(llm, batch_size, mode, shares_prompts=sweep.warm_up_rounds == 0)
+                    engines[mode.text] = _started(llm, config, conversations, params)
+                row = _measure(engines[mode.text], conversations, params, batch_size, mode)
+                if turn >= sweep.warm_up_rounds:
+                    found.append(row)
                 num_done += 1
                 if on_run is not None:
                     on_run(num_done)
@@ -64,29 +76,39 @@ def measure_offline(
     return rows
 
 
-def _measure(
-    llm: LLM, conversations: Sequence[Conversation], params: SamplingParams, batch_size: int, mode: SpeculationMode
-) -> dict[str, Any]:
-    speculative = llm.config.speculative
+def _config(llm: LLM, batch_size: int, mode: SpeculationMode, shares_prompts: bool) -> EngineConfig:
+    speculative, cache = llm.config.speculative, llm.config.cache
     lookup = "off" if mode.is_off else speculative.lookup
-    config = replace(
+    return replace(
         llm.config,
         speculative=replace(speculative, mode=mode, lookup=lookup),
         scheduler=replace(llm.config.scheduler, max_num_seqs=batch_size),
+        cache=replace(cache, enable_prefix_cache=cache.enable_prefix_cache and shares_prompts),
     )
+
+
+def _started(llm: LLM, config: EngineConfig, conversations: Sequence[Conversation], params: SamplingParams) -> LLM:
+    """A fresh engine, in a process that has run one like it."""
     llm.reconfigured(config).chat(list(conversations[:1]), replace(params, max_tokens=8, min_tokens=0))
-    measured = llm.reconfigured(config)
+    return llm.reconfigured(config)
+
+
+def _measure(
+    measured: LLM, conversations: Sequence[Conversation], params: SamplingParams, batch_size: int, mode: SpeculationMode
+) -> dict[str, Any]:
     tally = measured.engine.compare_forecasts()
     recorder = measured.record_steps()
+    before = dict(measured.engine.clock.seconds)
     started = time.perf_counter()
     outputs = measured.chat(list(conversations), params)
     seconds = time.perf_counter() - started
+    in_phases = {name: spent - before.get(name, 0.0) for name, spent in measured.engine.clock.seconds.items()}
     return {
         "batch_size": batch_size,
         "speculate": mode.text,
         **_figures(outputs, seconds),
         "full_batch": full_batch_figures(recorder.records, min(batch_size, len(outputs))),
-        "phases_ms": _phases(measured, outputs),
+        "phases_ms": _per_token(in_phases, outputs),
         "forecast": tally.figures(),
         "peak_memory_mb": round(peak_memory_bytes() / 2**20, 1),
     }
@@ -104,6 +126,6 @@ def _figures(outputs: Sequence[RequestOutput], seconds: float) -> dict[str, Any]
     }
 
 
-def _phases(llm: LLM, outputs: Sequence[RequestOutput]) -> dict[str, float]:
+def _per_token(in_phases: dict[str, float], outputs: Sequence[RequestOutput]) -> dict[str, float]:
     num_committed = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
-    return {name: round(1000.0 * spent / num_committed, 3) for name, spent in llm.engine.clock.seconds.items()}
+    return {name: round(1000.0 * spent / num_committed, 3) for name, spent in in_phases.items()}

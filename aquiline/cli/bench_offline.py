@@ -47,6 +47,7 @@ class OfflineSettings(ModelChoice):
     batch_sizes: tuple[int, ...]
     modes: tuple[SpeculationMode, ...]
     rounds: int
+    warm_up_rounds: int
     is_json: bool
 
 
@@ -60,6 +61,13 @@ def add_command(kinds: argparse._SubParsersAction[Any]) -> None:
     sweep.add_argument("--batch-sizes", metavar="N,N", default="1", help="batch sizes, separated by commas (default 1)")
     add_modes_option(sweep)
     sweep.add_argument("--rounds", type=integer, default=1, metavar="N", help="runs of each, the median counts")
+    sweep.add_argument(
+        "--warm-up-rounds",
+        type=integer,
+        default=0,
+        metavar="N",
+        help="runs before them in the same engine, as in a service that has run for a while (default 0: fresh engines)",
+    )
     add_json_option(parser)
     add_sampling_and_engine(parser, SWEPT)
     parser.set_defaults(run=run)
@@ -72,6 +80,7 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
         UserError: a value outside its range, or prompts that cannot be read.
     """
     rounds = in_range("--rounds", args.rounds, 1, MAX_ROUNDS)
+    warm_up_rounds = in_range("--warm-up-rounds", args.warm_up_rounds, 0, MAX_ROUNDS)
     modes, batch_sizes = modes_of(args.speculate), batch_sizes_of(args.batch_sizes)
     config = engine_config(args)
     if args.draft == "none" and config.speculative.lookup == "off" and any(mode.shape is not None for mode in modes):
@@ -88,6 +97,7 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
         batch_sizes=batch_sizes,
         modes=modes,
         rounds=rounds,
+        warm_up_rounds=warm_up_rounds,
         is_json=args.json,
     )
 
@@ -104,7 +114,7 @@ def run(args: argparse.Namespace) -> None:
     llm = open_llm(settings)
     from aquiline.benchmark.offline import Sweep, measure_offline
 
-    sweep = Sweep(settings.batch_sizes, settings.modes, settings.rounds)
+    sweep = Sweep(settings.batch_sizes, settings.modes, settings.rounds, settings.warm_up_rounds)
     with shown_bar("measuring", sweep.num_runs) as bar:
         rows = measure_offline(llm, settings.conversations, settings.params, sweep, bar)
     result = {"kind": "offline", "backend": llm.backend, "num_prompts": len(settings.conversations), "rows": rows}

@@ -86,24 +86,39 @@ def test_a_value_given_twice_is_refused(
     assert capsys.readouterr().err.startswith(f"aquiline: error: {message}")
 
 
-def test_modes_take_turns_and_the_median_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("warm_up_rounds", "medians"), [(0, {"off": 20.0, "chain:1": 5.0}), (2, {"off": 20.0, "chain:1": 6.0})]
+)
+def test_modes_take_turns_and_the_median_round_counts(
+    warm_up_rounds: int, medians: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     speeds = {"off": iter((10.0, 30.0, 20.0)), "chain:1": iter((5.0, 4.0, 6.0))}
     turns: list[str] = []
 
-    def measured(
-        llm: object, conversations: object, params: object, batch_size: int, mode: SpeculationMode
-    ) -> dict[str, Any]:
-        name = mode.text
-        turns.append(name)
-        return {**row(batch_size, name), "tokens_per_second": next(speeds[name])}
+    started: list[str] = []
 
+    def measured(
+        engine: object, conversations: object, params: object, batch_size: int, mode: SpeculationMode
+    ) -> dict[str, Any]:
+        assert engine == mode.text
+        turns.append(mode.text)
+        return {**row(batch_size, mode.text), "tokens_per_second": next(speeds[mode.text])}
+
+    def start(llm: object, config: str, conversations: object, params: object) -> str:
+        started.append(config)
+        return config
+
+    monkeypatch.setattr(offline, "_config", lambda llm, batch_size, mode, shares_prompts: mode.text)
+    monkeypatch.setattr(offline, "_started", start)
     monkeypatch.setattr(offline, "_measure", measured)
-    sweep = offline.Sweep((4,), (parse_speculation("off"), parse_speculation("chain:1")), rounds=3)
+    modes = (parse_speculation("off"), parse_speculation("chain:1"))
+    sweep = offline.Sweep((4,), modes, rounds=3 - warm_up_rounds, warm_up_rounds=warm_up_rounds)
     done: list[int] = []
     rows = offline.measure_offline(cast(LLM, None), [], SamplingParams(), sweep, done.append)
     assert turns == ["off", "chain:1"] * 3
+    assert started == ["off", "chain:1"] * (1 if warm_up_rounds else 3)
     assert done == list(range(1, sweep.num_runs + 1))
-    assert [(found["speculate"], found["tokens_per_second"]) for found in rows] == [("off", 20.0), ("chain:1", 5.0)]
+    assert {found["speculate"]: found["tokens_per_second"] for found in rows} == medians
 
 
 def test_workloads_are_repeated_until_they_fill_the_largest_batch(
