@@ -25,6 +25,8 @@ SWITCH_MARGIN = 0.02
 EARLY_MARGIN = 0.06
 EARLY_PATHS = 24
 EARLY_TREES = 48
+# Nor are trees grown to learn that promise less than this share of the best.
+EARLY_SHARE = 0.93
 # A switch to trees must earn back what the draft has to catch up with within so many steps.
 PAYBACK_STEPS = 50
 # What a draft must have shown before it may be found useless.
@@ -144,7 +146,7 @@ class Decider:
         if best and self._estimator.num_trees < EARLY_TREES:
             # Deep trees teach of all that are shallower, but not the other way round.
             deep = seen.best_deep_tree
-            best = deep if deep is not None and score[deep] > score[0] else best
+            best = deep if deep is not None and score[deep] > max(score[0], EARLY_SHARE * score[best]) else best
         elif current is not None:
             margin = SWITCH_MARGIN if (best == 0) != (current == 0) else MARGIN
             if best == 0 and self._estimator.num_trees < EARLY_PATHS:
