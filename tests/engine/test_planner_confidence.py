@@ -15,7 +15,7 @@ from aquiline.engine.planner_decisions import PlannerSettings
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import Request
 from tests.engine.confident_drafts import ConfidentDraft, CutMachine, best_rate, step_size
-from tests.engine.synthetic_costs import MACHINES, FormulaCosts, load_of, request
+from tests.engine.synthetic_costs import MACHINES, FormulaCosts, Run, load_of, request
 
 BOUNDS = TreeBounds(32, 8, 32, reads_confidence=True)
 DRAFTS = {
@@ -140,3 +140,30 @@ def test_trees_that_hardly_hold_a_node_are_learnt_from_for_longer(seed: int) -> 
     assert sum(map(bool, made.held[250:])) <= 60
     plain = 1.0 / costs.predict(step_size(load_of(requests), (), 0)).total
     assert run.rate(250) > 0.97 * plain
+
+
+@pytest.mark.parametrize("machine", ["convex", "knee", "slope"])
+def test_load_that_swings_across_break_even_never_makes_steps_stand_out(machine: str) -> None:
+    """One request and sixteen take turns every 50 steps: trees pay for the one, hardly or not at all for the others."""
+    costs = FormulaCosts(MACHINES.get(machine, lambda rows: max(1.0, 0.2 * rows)))
+    requests = [request(index) for index in range(16)]
+    made, num_phases = machine_for(costs, seed=2), 20
+    for phase in range(num_phases):
+        running = requests[: (1, 16)[phase % 2]]
+        run = made.steps(50, partial(fresh_load, running), lambda _: DRAFTS["decided"])
+    plain = costs.predict(step_size(load_of(requests), (), 0)).total
+    late = range(6, num_phases)
+    loaded = [step for phase in late if phase % 2 for step in range(50 * phase, 50 * phase + 50)]
+    lone = [step for phase in late if phase % 2 == 0 for step in range(50 * phase, 50 * phase + 50)]
+    if machine != "convex":
+        assert max(run.seconds[step] for step in loaded) <= 1.15 * plain
+        assert sum(run.choices[step] > 0 for step in loaded) < 0.05 * len(loaded)
+    assert sum(run.choices[step] > 0 for step in lone) > 0.6 * len(lone)
+    # Behind a swing, steps are what they are later.
+    for steps in (loaded, lone):
+        first = [step for step in steps if step % 50 < 5]
+        assert per_token(run, first) <= 1.15 * per_token(run, steps)
+
+
+def per_token(run: Run, steps: list[int]) -> float:
+    return sum(run.seconds[step] for step in steps) / sum(run.committed[step] for step in steps)
