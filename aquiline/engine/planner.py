@@ -96,7 +96,7 @@ class AutoPlanner:
         start = time.perf_counter()
         self._attend()
         num_telling = min(self.estimator.num_trees, int(self.estimator.num_foretold))
-        per_lesson = steps_per_lesson(num_telling, self.costs.num_observed)
+        per_lesson = steps_per_lesson(num_telling, self.costs.num_observed, self._num_plain_steps)
         self._num_since_lesson += 1 + self._rests.num_rested
         self._num_since_reading += 1 + self._rests.num_rested
         is_due = self._num_since_lesson >= per_lesson

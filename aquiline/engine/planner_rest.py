@@ -30,17 +30,22 @@ class Lessons:
 LESSONS = (Lessons(1024, 512, 8), Lessons(256, 160, 4), Lessons(48, 32, 2))
 # Plain steps teach little, and repeat a plan so often from the first on.
 STEPS_OF_A_PLAIN_REST = 3
+# After so many of them in a row, one of so many teaches, however little is known of the draft.
+PLAIN_STEPS_TO_SETTLE = 48
+STEPS_OF_A_PLAIN_LESSON = 4
 
 
-def steps_per_lesson(num_trees: int, num_known_steps: int) -> int:
+def steps_per_lesson(num_trees: int, num_known_steps: int, num_plain_steps: int = 0) -> int:
     """Every step teaches at first, and later fewer and fewer.
 
     Args:
         num_trees, num_known_steps: trees and steps from which the planner has learnt. Trees that foretell less than one
             token in the mean count as one for each token.
+        num_plain_steps: those in a row up to now for which nothing better was found than plain decoding.
     """
     known = (each for each in LESSONS if num_trees >= each.num_trees and num_known_steps >= each.num_known_steps)
-    return next((each.num_steps for each in known), 1)
+    least = STEPS_OF_A_PLAIN_LESSON if num_plain_steps >= PLAIN_STEPS_TO_SETTLE else 1
+    return max(least, next((each.num_steps for each in known), 1))
 
 
 def most_rest(plan: StepPlan, per_lesson: int) -> int:
