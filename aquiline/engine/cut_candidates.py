@@ -51,7 +51,23 @@ class Cut:
 
 
 CUTS = tuple(itertools.starmap(Cut, itertools.product(*(range(len(each)) for each in (WIDTHS, DEPTHS, THRESHOLDS)))))
+PLACES = {cut: place for place, cut in enumerate(CUTS, 1)}
 DEEP_PLACES = tuple(place for place, cut in enumerate(CUTS, 1) if DEPTHS[cut.depth] >= DEEP and WIDTHS[cut.width] > 1)
+
+
+def _places_around(cut: Cut) -> tuple[int, ...]:
+    around = (
+        replace(cut, depth=cut.depth + 1),
+        replace(cut, threshold=cut.threshold - 1),
+        replace(cut, width=1 - cut.width),
+        replace(cut, depth=cut.depth - 1),
+        replace(cut, threshold=cut.threshold + 1),
+    )
+    return tuple(PLACES[each] for each in around if each in PLACES)
+
+
+PLACES_OF_KEYS = {cut.key: place for cut, place in PLACES.items()}
+PLACES_AROUND = tuple(map(_places_around, CUTS))
 NUM_OF_WIDTH = len(DEPTHS) * len(THRESHOLDS)
 # Variance of the nodes of one tree, as a share of the square of their mean, beside that of there being any: none of a
 # chain of 1.
@@ -112,8 +128,8 @@ class CutTable:
             any_node[1:, columns] = held[:, None] * is_held
             levels[columns, 1:] = np.concatenate([_level_rows(each) for each in known]) * is_held.T[:, :, None]
         parts[3] = 1.0 / parts[2]
-        places = {cut.key: place for place, cut in enumerate(CUTS, 1)}
-        return cls(bounds, parts, any_node, levels, np.arange(num), {PLAIN_KEY: 0, **places})
+        places = {PLAIN_KEY: 0, **PLACES_OF_KEYS}
+        return cls(bounds, parts, any_node, levels, np.arange(num), places)
 
     def spread(self, nodes: FloatArray, trees: FloatArray) -> FloatArray:
         """Standard deviation of a step's nodes, as a share of their mean.
@@ -151,16 +167,7 @@ class CutTable:
 
     def detours(self, best: int, score: FloatArray, nodes: FloatArray) -> list[int]:
         """The next deeper and shallower trees, those cut at the next thresholds, and the other width."""
-        cut = CUTS[best - 1]
-        around = (
-            replace(cut, depth=cut.depth + 1),
-            replace(cut, threshold=cut.threshold - 1),
-            replace(cut, width=1 - cut.width),
-            replace(cut, depth=cut.depth - 1),
-            replace(cut, threshold=cut.threshold + 1),
-        )
-        places = [CUTS.index(each) + 1 for each in around if each in CUTS]
-        return [place for place in places if score[place] > -np.inf]
+        return [place for place in PLACES_AROUND[best - 1] if score[place] > -np.inf]
 
     def candidate(self, place: int) -> Candidate:
         """One of them."""

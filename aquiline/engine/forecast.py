@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,18 +92,22 @@ class Outlook:
     seconds: FloatArray  # [num_choices]
     wait: FloatArray  # [num_choices]
     score: FloatArray  # [num_choices]
+    _known: dict[int, Forecast] = field(default_factory=dict)
 
     def forecast(self, index: int) -> Forecast:
         """One of them."""
-        return Forecast(
-            self.table.candidate(int(self.place[index])),
-            round(float(self.num_draft_tokens[index])),
-            float(self.expected[index]),
-            float(self.seconds[index]),
-            float(self.wait[index]),
-            float(self.score[index]),
-            int(self.room[index]),
-        )
+        known = self._known.get(index)
+        if known is None:
+            known = self._known[index] = Forecast(
+                self.table.candidate(int(self.place[index])),
+                round(float(self.num_draft_tokens[index])),
+                float(self.expected[index]),
+                float(self.seconds[index]),
+                float(self.wait[index]),
+                float(self.score[index]),
+                int(self.room[index]),
+            )
+        return known
 
     def detours(self, best: int) -> list[int]:
         """Plain decoding, and what steps may try beside the best tree to learn of others."""
