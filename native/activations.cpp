@@ -30,6 +30,10 @@ Activations ActivationBuffer::view() const {
     return {bfloat16_.data(), {values_.data(), scales_.data(), scaled_sums_.data(), offsets_.data()}};
 }
 
+QuantizedRows ActivationBuffer::quantized_row(int row) {
+    return from_row(view().quantized, row, in_features_);
+}
+
 void quantize_row(const float* row, int in_features, const QuantizedRows& destination) {
 #if defined(AQUILINE_HAS_X86_KERNELS)
     static const bool has_avx512 = hardware_level() == Level::avx512;
@@ -42,7 +46,7 @@ void quantize_row(const std::uint16_t* bfloat16_row, int in_features, const Quan
     float group[kGroupSize];
     for (int first = 0; first < in_features; first += kGroupSize) {
         for (int i = 0; i < kGroupSize; ++i) group[i] = from_bfloat16(bfloat16_row[first + i]);
-        quantize_row(group, kGroupSize, destination.from_group(first / kGroupSize));
+        quantize_row(group, kGroupSize, from_group(destination, first / kGroupSize));
     }
 }
 

@@ -26,20 +26,25 @@ struct QuantizedRows {
     float* scales = nullptr;             // [num_tiles, in_features / 32, 16]
     float* scaled_sums = nullptr;        // [num_tiles, in_features / 32, 16], scale * sum of the group's values
     std::int32_t* offsets = nullptr;     // [num_tiles, in_features / 32, 16], -128 * sum of the group's values
-
-    // Moved forward by so many groups of a row, or by so many rows of a group: row 18 of rows of 64 numbers is the third
-    // of the second tile, whose groups start at 16 rows * 2 groups, so its scale of group 1 is scales[32 + 16 + 2].
-    QuantizedRows from_group(std::int64_t group) const { return moved(group * kTileRows); }
-    QuantizedRows from_row(int row, int in_features) const {
-        const std::int64_t first_group = in_features / kGroupSize;
-        return moved(row / kTileRows * first_group * kTileRows + row % kTileRows);
-    }
-
-private:
-    QuantizedRows moved(std::int64_t count) const {
-        return {values + count * kGroupSize, scales + count, scaled_sums + count, offsets + count};
-    }
 };
+
+// See lanes.h for why these have internal linkage.
+namespace {
+
+// `rows` moved forward by so many groups of a row, or by so many rows of a group: row 18 of rows of 64 numbers is the
+// third of the second tile, whose groups start at 16 rows * 2 groups, so its scale of group 1 is scales[32 + 16 + 2].
+inline QuantizedRows moved(const QuantizedRows& rows, std::int64_t count) {
+    return {rows.values + count * kGroupSize, rows.scales + count, rows.scaled_sums + count, rows.offsets + count};
+}
+inline QuantizedRows from_group(const QuantizedRows& rows, std::int64_t group) {
+    return moved(rows, group * kTileRows);
+}
+inline QuantizedRows from_row(const QuantizedRows& rows, int row, int in_features) {
+    const std::int64_t num_groups = in_features / kGroupSize;
+    return moved(rows, row / kTileRows * num_groups * kTileRows + row % kTileRows);
+}
+
+}  // namespace
 
 // What a linear layer reads; only the member of its own ActivationKind is used.
 struct Activations {
@@ -61,7 +66,7 @@ public:
 
     // Where a row goes; for a fused kernel that makes one row after another.
     std::uint16_t* bfloat16_row(int row) { return bfloat16_.data() + static_cast<std::int64_t>(row) * in_features_; }
-    QuantizedRows quantized_row(int row) { return view().quantized.from_row(row, in_features_); }
+    QuantizedRows quantized_row(int row);
 
 private:
     ActivationKind kind_ = ActivationKind::bfloat16;

@@ -119,7 +119,7 @@ void multiply_quantized(const PanelProduct& product, int panel, int first_row) {
     constexpr int kGroupBytes = (Format == WeightFormat::q8_0 ? kGroupSize : kGroupSize / 2) * kPanelWidth;
     const std::uint8_t* const weights = product.panels + panel * product.layout.panel_bytes;
     const std::int64_t num_groups = product.layout.num_groups;
-    const QuantizedRows rows = product.activations.quantized.from_row(first_row, product.in_features);
+    const QuantizedRows rows = from_row(product.activations.quantized, first_row, product.in_features);
     __m256 sums[Rows][kHalves];
     for (auto& row_sums : sums) row_sums[0] = row_sums[1] = _mm256_setzero_ps();
     for (std::int64_t group = 0; group < num_groups; ++group) {

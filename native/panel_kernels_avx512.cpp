@@ -125,7 +125,7 @@ void multiply_quantized(const PanelProduct& product, int panel, int first_row) {
     const std::uint8_t* const weights = product.panels + panel * product.layout.panel_bytes;
     const std::uint8_t* const weight_scales = weights + product.layout.scales_at;
     const std::uint8_t* const minima = weights + product.layout.minima_at;
-    const QuantizedRows rows = product.activations.quantized.from_row(first_row, product.in_features);
+    const QuantizedRows rows = from_row(product.activations.quantized, first_row, product.in_features);
 
     __m512 sums[Rows];
 #pragma GCC unroll 16

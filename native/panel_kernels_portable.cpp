@@ -53,12 +53,12 @@ std::int32_t correction(WeightFormat format, std::int32_t offset) {
 void sum_quantized(const PanelProduct& product, const std::uint8_t* panel, int row, float (&sums)[kPanelWidth]) {
     const int num_groups = product.layout.num_groups;
     const int group_bytes = product.format == WeightFormat::q8_0 ? kNumBlocks * kBlock : kNumBlocks / 2 * kBlock;
-    const QuantizedRows inputs = product.activations.quantized.from_row(row, product.in_features);
+    const QuantizedRows inputs = from_row(product.activations.quantized, row, product.in_features);
     const auto* scales = reinterpret_cast<const std::uint16_t*>(panel + product.layout.scales_at);
     const auto* minima = reinterpret_cast<const std::uint16_t*>(panel + product.layout.minima_at);
     for (int group = 0; group < num_groups; ++group, scales += kPanelWidth, minima += kPanelWidth) {
         std::int32_t dots[kPanelWidth] = {};
-        const QuantizedRows input = inputs.from_group(group);
+        const QuantizedRows input = from_group(inputs, group);
         multiply_group(product.format, panel + group * group_bytes, input.values, dots);
         const std::int32_t added = correction(product.format, *input.offsets);
         const float scale = *input.scales, scaled_sum = *input.scaled_sums;

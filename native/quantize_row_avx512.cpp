@@ -8,7 +8,7 @@ namespace aquiline {
 void quantize_row_avx512(const float* row, int in_features, const QuantizedRows& destination) {
     const __m512i magnitude_bits = _mm512_set1_epi32(0x7fffffff);
     for (int group = 0; group < in_features / kGroupSize; ++group) {
-        const QuantizedRows place = destination.from_group(group);
+        const QuantizedRows place = from_group(destination, group);
         const __m512 first = _mm512_loadu_ps(row + group * kGroupSize);
         const __m512 second = _mm512_loadu_ps(row + group * kGroupSize + 16);
         // Compared as integers, where a NaN is the largest of all and so is not lost.

@@ -7,7 +7,7 @@ void quantize_row_portable(const float* row, int in_features, const QuantizedRow
     // A number below 2^22 added to this is rounded to an integer, ties to even, that stands in the low bits of the sum.
     constexpr float kRounder = 12582912.0f;
     for (int group = 0; group < in_features / kGroupSize; ++group) {
-        const QuantizedRows place = destination.from_group(group);
+        const QuantizedRows place = from_group(destination, group);
         const float* const numbers = row + group * kGroupSize;
         std::int8_t* const values = place.values;
         // Magnitudes are compared as integers, where a NaN is the largest of all and so is not lost.
