@@ -63,10 +63,14 @@ def measure_offline(
         runs: list[list[dict[str, Any]]] = [[] for _ in sweep.modes]
         for turn in range(sweep.warm_up_rounds + sweep.rounds):
             for mode, found in zip(sweep.modes, runs, strict=True):
-                if turn == 0 or sweep.warm_up_rounds == 0:
+                engine = engines.get(mode.text)
+                if engine is None:
                     config = _config(llm, batch_size, mode, shares_prompts=sweep.warm_up_rounds == 0)
-                    engines[mode.text] = _started(llm, config, conversations, params)
-                row = _measure(engines[mode.text], conversations, params, batch_size, mode)
+                    engine = _started(llm, config, conversations, params)
+                # One that is not asked again makes room for the next.
+                if sweep.warm_up_rounds:
+                    engines[mode.text] = engine
+                row = _measure(engine, conversations, params, batch_size, mode)
                 if turn >= sweep.warm_up_rounds:
                     found.append(row)
                 num_done += 1

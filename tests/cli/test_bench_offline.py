@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -119,6 +120,31 @@ def test_modes_take_turns_and_the_median_round_counts(
     assert started == ["off", "chain:1"] * (1 if warm_up_rounds else 3)
     assert done == list(range(1, sweep.num_runs + 1))
     assert {found["speculate"]: found["tokens_per_second"] for found in rows} == medians
+
+
+@pytest.mark.parametrize(("warm_up_rounds", "most"), [(0, 1), (1, 2)])
+def test_engines_that_are_not_asked_again_make_room(
+    warm_up_rounds: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Engine:
+        """Stands for one and its cache."""
+
+    alive: weakref.WeakSet[Engine] = weakref.WeakSet()
+    counts: list[int] = []
+
+    def start(*_: object) -> Engine:
+        engine = Engine()
+        alive.add(engine)
+        counts.append(len(alive))
+        return engine
+
+    monkeypatch.setattr(offline, "_config", lambda llm, batch_size, mode, shares_prompts: mode.text)
+    monkeypatch.setattr(offline, "_started", start)
+    monkeypatch.setattr(offline, "_measure", lambda engine, texts, params, batch_size, mode: row(batch_size, mode.text))
+    modes = (parse_speculation("off"), parse_speculation("chain:1"))
+    sweep = offline.Sweep((1, 4), modes, rounds=2, warm_up_rounds=warm_up_rounds)
+    offline.measure_offline(cast(LLM, None), [], SamplingParams(), sweep)
+    assert max(counts) == most
 
 
 def test_workloads_are_repeated_until_they_fill_the_largest_batch(
