@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aquiline.errors import InvalidParameterError
@@ -36,21 +36,25 @@ def only_writer(folder: Path) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    path, was_there = folder / NOTE, folder.exists()
+    path = folder / NOTE
     try:
+        was_there = folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         note = _locked(path)
     except OSError as error:
         raise InvalidParameterError(f"{folder} cannot be written: {error.strerror}; name another") from None
     try:
-        os.truncate(note, 0)
-        os.write(note, f"{os.getpid()}\n".encode())
+        # The lock holds without a name in it, on a full disk say.
+        with suppress(OSError):
+            os.truncate(note, 0)
+            os.write(note, f"{os.getpid()}\n".encode())
         yield
     finally:
         path.unlink(missing_ok=True)
         os.close(note)
-        if not was_there and not any(folder.iterdir()):
-            folder.rmdir()
+        if not was_there:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def _locked(path: Path) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -134,3 +136,25 @@ def test_only_the_first_of_several_processes_asks(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(training_run, "prepare", reached)
     with only_writer(tmp_path), pytest.raises(NotADirectoryError, match="prepared"):
         training_run.train(settings)
+
+
+def test_a_name_that_no_folder_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameterError, match="cannot be written"), only_writer(tmp_path / ("x" * 300)):
+        pass
+
+
+def test_a_lock_holds_where_its_note_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with only_writer(tmp_path / "output"):
+        monkeypatch.undo()
+        with pytest.raises(InvalidParameterError, match="another run is writing"), only_writer(tmp_path / "output"):
+            pass
+
+
+def test_a_folder_may_be_gone_at_the_end(tmp_path: Path) -> None:
+    with only_writer(tmp_path / "output"):
+        shutil.rmtree(tmp_path / "output")
+    assert not (tmp_path / "output").exists()
