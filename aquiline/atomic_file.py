@@ -17,8 +17,13 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         OSError: the disk is full, or the folder cannot be written.
     """
-    with put_in_place(path, path.with_name(f".{path.name}.partial")) as scratch:
+    with put_in_place(path, scratch_of(path)) as scratch:
         scratch.write_bytes(content)
+
+
+def scratch_of(path: Path) -> Path:
+    """Where `write_atomically` writes what will be under `path`; a killed process leaves it behind."""
+    return path.with_name(f".{path.name}.partial")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ OUTPUT/
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,7 +23,7 @@ import torch
 
 from aquiline.atomic_file import write_atomically
 from aquiline.engine.sizing import DTYPES
-from aquiline.errors import InvalidParameterError
+from aquiline.errors import InvalidParameterError, TrainingDataError
 from aquiline.models.llama import LlamaModel
 from aquiline.speculation import chain
 from aquiline.training.card import write_head
@@ -43,6 +44,8 @@ from aquiline.training.walk import tally
 
 COSTS, HISTORY, PLOT, HEAD = "costs.json", "history.jsonl", "progress.png", "head"
 STEPS_PER_RECORD = 25
+# What a system answers when there is no room (any more).
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def _ignore(*_: object) -> None:
@@ -71,8 +74,8 @@ def train(settings: RunSettings, watcher: Watcher | None = None) -> Record:
         The record of the result: the figures of the best checkpoint, predicted and served.
 
     Raises:
-        UserError: settings, data or models that do not fit, or a folder of another run, or of this one where it still
-            goes on.
+        UserError: settings, data or models that do not fit, a folder of another run, or of this one where it still
+            goes on, or a full disk.
         TrainingDivergedError: the loss went astray; the last checkpoint is kept.
     """
     watcher = watcher or Watcher()
@@ -90,6 +93,13 @@ def train(settings: RunSettings, watcher: Watcher | None = None) -> Record:
             )
         with only_writer(settings.output) if processes.is_first else nullcontext():
             return _train_among(processes, settings, watcher, device)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise TrainingDataError(
+            f"{error.filename or settings.output} cannot be written ({error.strerror}); make room, and give the "
+            "command again to go on"
+        ) from error
     finally:
         leave_processes()
 
@@ -200,8 +210,9 @@ class _Run:
         folder = self._checkpoint(best["step"])
         if self._trainer.checkpoints.best == folder and (self._settings.output / HEAD / "config.json").exists():
             return
-        self._trainer.checkpoints.mark_best(folder)
         write_head(self._settings.output / HEAD, folder / DRAFT, self._prepared.opened.config, best)
+        # Marked last: a run that is killed in between writes the head once more.
+        self._trainer.checkpoints.mark_best(folder)
 
     def _finish(self) -> Record:
         best = best_evaluation(self._history.of_kind("evaluation"))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from aquiline.atomic_file import write_atomically
+from aquiline.atomic_file import scratch_of, write_atomically
 from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.speculation import parse_speculation
@@ -138,7 +138,8 @@ class RunSettings:
             InvalidParameterError: it belongs to another run, or cannot be written; the message names what differs.
         """
         here, path = self.identity(), self.output / RUN
-        known = {path, self.output / NOTE}
+        # The note of a process that holds the folder, and what one that was killed while it wrote `path` leaves.
+        known = {path, self.output / NOTE, scratch_of(path)}
         if path.exists() and set(self.output.iterdir()) - known:
             there = json.loads(path.read_text(encoding="utf-8"))
             for name in sorted(here.keys() | there.keys()):
