@@ -350,9 +350,9 @@ void write_partials(const AttentionTile& tile, const TileState& state) {
     }
 }
 
-// Read one number of every line of a chunk of pages, in the order in which they lie: heads of a slot are neighbours, but
-// each is used at another time. Loads teach the processor's own prefetchers the way. The chunk behind it is fetched
-// meanwhile; in a loop of its own the compiler would leave that out, as something without an effect.
+// Read one number of every line of the pages that some row sees of a chunk, in the order in which they lie: heads of a
+// slot are neighbours, but each is used at another time. Loads teach the processor's own prefetchers the way. The chunk
+// behind it is fetched meanwhile; in a loop of its own the compiler would leave that out, as something without an effect.
 void fetch_chunk(const AttentionTile& tile, int chunk_start) {
     const AttentionRow& row = tile.rows[tile.num_rows - 1];
     const int rest = row.visible_len - chunk_start;
@@ -363,7 +363,7 @@ void fetch_chunk(const AttentionTile& tile, int chunk_start) {
             const std::int64_t head = row.key_slots[position] * tile.shape.num_kv_heads + tile.first_kv_head;
             return static_cast<const char*>(stored.numbers) + head * head_bytes;
         };
-        for (int i = 0; i < std::min(rest, kContextChunk); ++i) {
+        for (int i = std::max(tile.first_position - chunk_start, 0); i < std::min(rest, kContextChunk); ++i) {
             const char* const first = heads_at(chunk_start + i);
             for (int at = 0; at < num_bytes; at += kLineBytes) (void)*static_cast<const volatile char*>(first + at);
             if (i + kContextChunk >= rest) continue;

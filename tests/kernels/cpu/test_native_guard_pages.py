@@ -70,10 +70,17 @@ def run_attention() -> None:
             lens, path = guarded(torch.tensor([[31, 32]])), guarded(torch.tensor([[[3, 39], [5, 39]]]))
             path_lens = guarded(torch.tensor([[2, 2]]))
             query, threads = random(2, 6, head_dim), Threads(2)
+            # What nobody sees may lie anywhere; the last of two chunks is not whole.
+            far = torch.full((22,), 2**40)
+            longer = guarded(torch.cat((far[:1], torch.arange(40), torch.tensor([3]), far)).unsqueeze(0))
+            longer_lens = guarded(torch.tensor([[42, 37]]))
             for paths in ((None, None), (path, path_lens)):
-                group = AttentionGroup(0, slots, lens, *paths)
-                ops.attention(query, memory[0], memory[1], AttentionInputs((group,)), threads)
-                ops.attention(query, keys, values, AttentionInputs((group,)), threads, *scales)
+                for inputs in (
+                    AttentionInputs((AttentionGroup(0, slots, lens, *paths),)),
+                    AttentionInputs((AttentionGroup(0, longer, longer_lens, *paths),), first_position=1),
+                ):
+                    ops.attention(query, memory[0], memory[1], inputs, threads)
+                    ops.attention(query, keys, values, inputs, threads, *scales)
 
 
 def guarded_record(record: Any) -> Any:
