@@ -87,6 +87,11 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
         raise InvalidParameterError(
             "--draft none and --lookup off grow no tree; keep one of them, or measure only --speculate off"
         )
+    if warm_up_rounds and config.speculative.lookup_history:
+        raise InvalidParameterError(
+            f"--warm-up-rounds is {warm_up_rounds}, and --lookup-history {config.speculative.lookup_history} would "
+            "find the answers of the rounds before; leave one of them out"
+        )
     return OfflineSettings(
         model=args.model,
         draft=args.draft,

@@ -87,6 +87,12 @@ def test_a_value_given_twice_is_refused(
     assert capsys.readouterr().err.startswith(f"aquiline: error: {message}")
 
 
+def test_answers_of_rounds_to_warm_up_are_not_looked_up(prompts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--warm-up-rounds", "2", "--lookup", "on", "--lookup-history", "64"]
+    assert main(["bench", "offline", "--prompts", prompts, *options]) == 2
+    assert "--lookup-history 64 would find the answers of the rounds before" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("warm_up_rounds", "medians"), [(0, {"off": 20.0, "chain:1": 5.0}), (2, {"off": 20.0, "chain:1": 6.0})]
 )
