@@ -96,11 +96,26 @@ class DatasetFolder:
                 yield StoredExample(example, fingerprint, is_held_out)
 
     def _claim(self, described: Mapping[str, object]) -> None:
-        """Leave a note of the settings, or compare them with those that are there."""
+        """Leave a note of the settings, or compare them with those that are there.
+
+        A run that was refused before it kept any conversation, for a broken line say, binds nobody to its settings.
+        """
         path = self.folder / SETTINGS_FILE
-        if not path.exists():
+        changed = self._changed(path, described) if path.exists() else None
+        if changed is not None:
+            shards = [shard for part in self._parts.values() for shard in shard_paths(part)]
+            if any(read_shard(shard).categories for shard in shards):
+                raise TrainingDataError(
+                    f"{self.folder} holds data that was written with {changed}; give the same settings to go on, or "
+                    "another folder"
+                )
+            for shard in shards:
+                shard.unlink()
+        if changed is not None or not path.exists():
             write_atomically(path, (json.dumps(described, indent=2) + "\n").encode())
-            return
+
+    def _changed(self, path: Path, described: Mapping[str, object]) -> str | None:
+        """The first setting that an earlier run was given otherwise, in words."""
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -110,9 +125,7 @@ class DatasetFolder:
                 f"{self.folder} holds data that came about in another way (written by the target, read from files, "
                 "answered anew, or put together); give the command it was begun with to go on, or another folder"
             )
-        for name, value in described.items():
-            if found[name] != value:
-                raise TrainingDataError(
-                    f"{self.folder} holds data that was written with {name} {found[name]!r}, and now it is {value!r}; "
-                    "give the same settings to go on, or another folder"
-                )
+        changes = (
+            f"{key} {found[key]!r}, and now it is {now!r}" for key, now in described.items() if found[key] != now
+        )
+        return next(changes, None)

@@ -168,6 +168,18 @@ def test_other_files_do_not_mix(tokenizer: Tokenizer, tmp_path: Path) -> None:
         run(tokenizer, write_lines(tmp_path / "two.jsonl", many(3)), tmp_path / "data")
 
 
+@pytest.mark.parametrize(
+    "first", ["{", {"messages": [{"role": "user", "content": "How high?"}]}], ids=["broken", "unanswered"]
+)
+def test_a_refused_file_may_be_mended(tokenizer: Tokenizer, first: dict[str, Any] | str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "data.jsonl", [first])
+    with pytest.raises(TrainingDataError, match="line 1"):
+        run(tokenizer, path, tmp_path / "data")
+    report = run(tokenizer, write_lines(path, many(5)), tmp_path / "data")
+    assert report.num_stored == 5
+    assert sum(len(ExampleStore(tmp_path / "data" / part)) for part in ("train", "evaluation")) == 5
+
+
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingDataError, match="cannot be used"):
