@@ -11,7 +11,7 @@ MEANT: Mapping[str, tuple[str, ...]] = {
     "b": ("--max-num-batched-tokens",),
     "base-url": ("--url",),
     "batch": ("--max-num-seqs", "--batch-size", "--batch-sizes"),
-    "batch-size": ("--max-num-seqs", "--batch-sizes", "--concurrency"),
+    "batch-size": ("--max-num-seqs", "--batch-sizes", "--concurrency", "--tokens-per-step"),
     "best-of": ("--n",),
     "bind": ("--host",),
     "c": ("--max-model-len",),
@@ -77,15 +77,20 @@ def meant_option(typed: str, options: Collection[str]) -> str | None:
     """The option of a command that an unknown one was probably meant to be; None where nothing is near.
 
     Args:
-        typed: as typed, or as a file of settings has it: `--max_new_tokens=8`, `-np`, `batch_size`.
+        typed: as typed, or as a file of settings has it: `--max_new_tokens=8`, `-np4`, `batch_size`.
         options: of the command, with their dashes; `MODEL` where it takes a model without one.
     """
     name = typed.partition("=")[0].strip("-").replace("_", "-")
     is_letter = typed.startswith("-") and not typed.startswith("--")
+    if is_letter:
+        name = name.rstrip("0123456789")
+    if not name:
+        return None
     same, meant = (f"--{name}",), MEANT.get(name, ())
     # `-n` is llama.cpp's number of tokens.
     for option in (*meant, *same) if is_letter else (*same, *meant):
         if option in options:
             return option
-    close = difflib.get_close_matches(f"--{name}", options, n=1, cutoff=LEAST_LIKENESS)
+    # Of a name that is known nothing here is meant, however like it may look.
+    close = [] if meant else difflib.get_close_matches(f"--{name}", options, n=1, cutoff=LEAST_LIKENESS)
     return close[0] if close else None

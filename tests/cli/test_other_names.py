@@ -67,6 +67,9 @@ def test_every_known_name_is_of_use_somewhere() -> None:
         (["bench", "serving", "--request-rate", "4"], "--request-rates"),
         (["train", "--model", "smollm2-135m"], "--target"),
         (["train", "--lr", "0.1"], "--stage"),
+        (["train", "--batch-size", "8"], "--tokens-per-step"),
+        (["generate", "-n5"], "--max-tokens"),
+        (["serve", "-np4"], "--max-num-seqs"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
@@ -78,6 +81,12 @@ def test_what_others_call_it_is_understood(argv: list[str], option: str, capsys:
 @pytest.mark.parametrize("option", ["--wings", "--z", "-", "---"])
 def test_nothing_is_guessed_where_nothing_is_near(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "smollm2-135m", option, "2"]) == 2
+    assert "perhaps" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["generate", "--", "2"], ["bench", "offline", "--num-prompts", "3"]], ids=" ".join)
+def test_nothing_is_guessed_that_means_something_else(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
     assert "perhaps" not in capsys.readouterr().err
 
 
