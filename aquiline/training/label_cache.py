@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aquiline.atomic_file import write_atomically
+from aquiline.atomic_file import put_in_place, write_atomically
 from aquiline.errors import InvalidParameterError
 from aquiline.training.labels import TargetLabels
 from aquiline.training.packing import ExampleIndex, Pack
@@ -154,7 +154,9 @@ class LabelCache:
         """Make what was labelled so far survive a kill; what is lost is only labelled again."""
         try:
             os.fsync(self._file)
-            write_atomically(self._own_file, self._own.tobytes())
+            # Under a name of its own meanwhile: another run may keep its labels here at the same time.
+            with put_in_place(self._own_file) as scratch:
+                scratch.write_bytes(self._own.tobytes())
         except OSError as error:
             raise self._unwritable(error) from None
 

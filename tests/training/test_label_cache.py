@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from aquiline import atomic_file
 from aquiline.errors import InvalidParameterError
 from aquiline.training.label_cache import IDENTITY, RECORDS, LabelCache, LabelShape
 from aquiline.training.labels import TargetLabeller, TargetLabels
@@ -100,6 +101,24 @@ def test_labels_of_something_else_are_refused(tmp_path: Path) -> None:
     new_cache(tmp_path, CountingSource())
     with pytest.raises(InvalidParameterError, match="labels of another target, other layers or other data; delete it"):
         new_cache(tmp_path, CountingSource(), identity="other")
+
+
+def test_two_runs_may_keep_their_labels_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = new_cache(tmp_path, CountingSource()), new_cache(tmp_path, CountingSource())
+    one.label(make_pack(EXAMPLES, [0], 100))
+    other.label(make_pack(EXAMPLES, [0, 1], 100))
+    really_sync = atomic_file.sync
+
+    def sync_late(path: Path) -> None:
+        monkeypatch.setattr(atomic_file, "sync", really_sync)
+        other.flush()
+        really_sync(path)
+
+    monkeypatch.setattr(atomic_file, "sync", sync_late)
+    one.flush()
+    source = CountingSource()
+    new_cache(tmp_path, source).label(make_pack(EXAMPLES, [0], 100))
+    assert not source.asked
 
 
 def test_only_the_first_process_marks_a_new_folder(tmp_path: Path) -> None:
