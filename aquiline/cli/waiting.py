@@ -60,8 +60,13 @@ class RareLines:
     def begin(self, text: str) -> None:
         """Something new is being done, which is said at once."""
         self._due = self._clock() + SECONDS_BETWEEN_LINES
-        if self._console is not None:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self._console is None:
+            return
+        try:
+            print(text, file=self._console.file, flush=True)
+        except OSError:
+            # Work goes on although nobody reads of it any more.
+            self._console = None
 
 
 def progress_text(description: str, num_done: float, num_total: float | None) -> str:

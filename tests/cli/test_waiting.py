@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 
 import pytest
@@ -108,3 +109,15 @@ def test_training_says_in_a_log_how_far_it_is(
     with shown_training(is_json=False, is_hidden=True) as view:
         view.on_work("labelling", 3, 4)
     assert capsys.readouterr() == ("", "answering\nlabelling: 3 of 4\n")
+
+
+def test_work_goes_on_although_its_log_cannot_be_written() -> None:
+    class Full(io.StringIO):
+        """A disk without room."""
+
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    lines = RareLines(Console(file=Full()), is_hidden=False)
+    for text in ("answering", "reading"):
+        lines.begin(text)
