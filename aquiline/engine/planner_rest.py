@@ -30,7 +30,7 @@ class Lessons:
 LESSONS = (Lessons(1024, 512, 8), Lessons(256, 160, 4), Lessons(48, 32, 2))
 # Plain steps teach little, and repeat a plan so often from the first on.
 STEPS_OF_A_PLAIN_REST = 3
-# After so many of them in a row, one of so many teaches, however little is known of the draft.
+# After so many of them in a row, one of so many suffices for learning, however little is known of the draft.
 PLAIN_STEPS_TO_SETTLE = 48
 STEPS_OF_A_PLAIN_LESSON = 4
 

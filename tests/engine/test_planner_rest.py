@@ -86,6 +86,8 @@ def test_the_more_is_known_the_fewer_steps_teach() -> None:
     tree = StepPlan(chain(1), {"a": 1}, {})
     known = [(47, 1000), (255, 1000), (1000, 159), (256, 160), (1024, 511), (1024, 512)]
     assert [steps_per_lesson(*each) for each in known] == [1, 2, 2, 4, 4, 8]
+    settled = [(0, 0, 47), (0, 0, 48), (255, 1000, 48), (1024, 512, 48)]
+    assert [steps_per_lesson(*each) for each in settled] == [1, 4, 4, 8]
     assert [most_rest(tree, each) for each in (1, 4, 8)] == [0, 7, 15]
     assert [most_rest(IDLE_PLAN, each) for each in (1, 4, 8)] == [3, 7, 15]
 
