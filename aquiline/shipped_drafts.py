@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from aquiline.errors import ModelNotFoundError
+from aquiline.errors import ModelFormatError, ModelNotFoundError
 from aquiline.model_store import resolve_model
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -29,8 +30,10 @@ def resolve_draft(name: str) -> Path:
 
     Raises:
         ModelNotFoundError: nothing under that name.
-        ModelFormatError, DownloadError: as for `resolve_model`.
+        ModelFormatError, DownloadError: it is a file; or as for `resolve_model`.
     """
+    if os.path.isfile(name):
+        raise ModelFormatError(f"{name} is a file; a draft is a folder with config.json and its weights")
     try:
         return resolve_model(name)
     except ModelNotFoundError as error:

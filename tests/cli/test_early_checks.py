@@ -57,6 +57,12 @@ def test_a_draft_that_is_not_there(command: str, folder: Path, capsys: pytest.Ca
     assert "no draft" in refusal([*DRAFTING[command], "--draft", "{}/no/draft"], folder, capsys)
 
 
+@pytest.mark.parametrize("command", DRAFTING)
+def test_a_draft_that_is_a_file(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = refusal([*DRAFTING[command], "--draft", "{}/prompts.jsonl"], folder, capsys)
+    assert "prompts.jsonl is a file; a draft is a folder with config.json" in shown
+
+
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_guide_that_no_grammar_follows(guide: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options, complaint = GUIDES[guide]
