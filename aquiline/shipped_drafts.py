@@ -37,6 +37,10 @@ def resolve_draft(name: str) -> Path:
     try:
         return resolve_model(name)
     except ModelNotFoundError as error:
+        if name and Path(name).expanduser().is_dir():
+            raise ModelNotFoundError(
+                f"the folder {name} is no draft, for it has no config.json; name a folder with config.json and weights"
+            ) from error
         raise ModelNotFoundError(
             f"no draft {name!r} here or on the hub; a draft is a folder with config.json and weights, or a hub id such "
             "as org/name; auto is the one that comes with a known model"

@@ -215,6 +215,11 @@ def test_an_unknown_draft_is_named_as_one(folder: Path) -> None:
         open_llm(folder, "chain:2", "no/such/draft/anywhere")
 
 
+def test_a_folder_that_holds_no_draft_is_not_said_to_be_missing(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"the folder .* is no draft, for it has no config\.json"):
+        open_llm(folder, "chain:2", str(tmp_path))
+
+
 def test_an_exception_in_a_callback_leaves_nothing_behind(folder: Path) -> None:
     llm = open_llm(folder)
 

@@ -72,5 +72,6 @@ def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float]], lab
         floor = [low + height for low, height in zip(floor, heights, strict=True)]
     axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > MOST_LEVEL_NAMES else 0, fontsize=7)
     axes.set_ylabel(label)
-    axes.legend(ncols=3, fontsize=7)
+    # Names of trees are long: inside the axes they would cover the bars, and three beside each other be cut off.
+    figure.legend(loc="outside lower center", ncols=2, fontsize=7)
     return figure

@@ -25,6 +25,8 @@ from aquiline.errors import InvalidParameterError
 from aquiline.model_store import KNOWN_MODELS
 from aquiline.request import SamplingParams
 
+BENCH_DESCRIPTION = """Measure, and print a table; with --json one object, which also tells who measured: the commit,
+the versions, the machine, the arguments and the date. docs/measuring.md says what each figure means."""
 DESCRIPTION = """Answer prompts with speculation and count how many draft tokens the target accepts, position by
 position. Steps without a draft tree are not counted."""
 
@@ -40,7 +42,7 @@ class AcceptanceSettings(ModelChoice):
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `bench` and what can be measured to the command line."""
-    parser = commands.add_parser("bench", help="measure", description="Measure, with provenance.")
+    parser = commands.add_parser("bench", help="measure speed, acceptance and accuracy", description=BENCH_DESCRIPTION)
     kinds = parser.add_subparsers(title="measurements", dest="measurement", required=True, metavar="MEASUREMENT")
     acceptance = kinds.add_parser("acceptance", help="accepted draft tokens by position", description=DESCRIPTION)
     source = acceptance.add_argument_group("model and prompts")

@@ -130,7 +130,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> Table:
     table.add_column("workload", no_wrap=True)
     table.add_column("speculate", overflow="fold")
     table.add_column("lookup", no_wrap=True)
-    for name in ("TTFT ms", "TPOT ms", "speed-up", "length"):
+    for name in ("TTFT ms", "TPOT ms", "speed-up", "acceptance\nlength"):
         table.add_column(name, justify="right", no_wrap=True)
     first: dict[str, Any] = {}
     for row in rows:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from aquiline.cli.model_choice import check_draft, check_threads
+from aquiline.cli.model_choice import THREADS_HELP, check_draft, check_threads
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
 from aquiline.cli.output import draw, write
 from aquiline.cli.parser import add_options, integer
@@ -55,7 +55,7 @@ def add_command(kinds: argparse._SubParsersAction[Any]) -> None:
     source.add_argument("draft", metavar="DRAFT", help="a draft folder, a hub id, or auto: that of a known target")
     source.add_argument("--target", metavar="MODEL", help="the model it drafts for (default: as the draft itself says)")
     source.add_argument("--prompts", metavar="FILE", help="JSONL file, as for generate; - is stdin (default: built in)")
-    source.add_argument("--threads", type=integer, metavar="N", help="CPU threads (default: physical cores)")
+    source.add_argument("--threads", type=integer, metavar="N", help=THREADS_HELP)
     engine = parser.add_argument_group("how the target runs")
     add_options(engine, [option for option in ENGINE_OPTIONS if option.field in FIELDS], ENGINE_RECORDS)
     output = parser.add_argument_group("output")
@@ -157,6 +157,7 @@ def facts(found: Examination) -> dict[str, str]:
     ]
     reads = f"outputs of layers {', '.join(map(str, config.aux_layer_ids))} of {target.num_layers}, counted from 0"
     same_base = "as the target" if rope.theta == target.rope.theta else f"the target has {target.rope.theta:g}"
+    scaling = "" if rope.kind == "default" else f" ({rope.kind} scaling)"
     coverage = f"{PER_CENT * report.coverage:.1f} % of what the target wrote"
     return {
         "draft": str(found.draft_path),
@@ -164,7 +165,7 @@ def facts(found: Examination) -> dict[str, str]:
         "kind": f"EAGLE-{config.kind[-1]}, {layers.num_layers} layer{'s' * (layers.num_layers > 1)}",
         "features": reads if config.aux_layer_ids else "the state after the final norm",
         "vocabulary": f"{config.draft_vocab_size} of {layers.vocab_size} tokens: {coverage}",
-        "rotary base": f"{rope.theta:g} ({rope.kind}), {same_base}",
+        "rotary base": f"{rope.theta:g}{scaling}, {same_base}",
         "embedding, head": f"{own_or_target[config.has_own_embedding]}, {own_or_target[config.has_own_head]}",
         "options": ", ".join(options) or "none",
         "positions asked": str(report.num_positions),
@@ -175,7 +176,7 @@ def mistakes_table(report: DraftReport) -> Table:
     """How the draft does with each mistake mended."""
     table = Table()
     table.add_column("if the mistake were", no_wrap=True)
-    for name in ("right first", "accepted tokens", "nats per token", ""):
+    for name in ("right first", "accepted tokens", "nats per token", "evidence"):
         table.add_column(name, justify="right")
     for mistake in report.mistakes:
         table.add_row(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aquiline.llm import LLM
 
 MAX_THREADS = 1024
+THREADS_HELP = "CPU threads (default: OMP_NUM_THREADS, or else physical cores)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ def add_model_options(group: argparse._ArgumentGroup, has_draft: bool = True) ->
             metavar="PATH",
             help="a draft folder, none, or auto: the model's own (default auto)",
         )
-    group.add_argument("--threads", type=integer, metavar="N", help="CPU threads (default: physical cores)")
+    group.add_argument("--threads", type=integer, metavar="N", help=THREADS_HELP)
 
 
 def check_threads(num_threads: int | None) -> int | None:

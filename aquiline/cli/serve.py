@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aquiline.cli.config_file import fill_from_config
-from aquiline.cli.model_choice import ModelChoice, check_threads, open_llm
+from aquiline.cli.model_choice import THREADS_HELP, ModelChoice, check_threads, open_llm
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
 from aquiline.cli.output import write
 from aquiline.cli.parser import LineParser, Option, add_options, integer, number, values_given
@@ -70,7 +70,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         "--draft", default="auto", metavar="PATH", help="a draft folder, none, or auto: the model's own (default auto)"
     )
     source.add_argument("--config", metavar="FILE", help="YAML file with options; those that are typed win")
-    source.add_argument("--threads", type=integer, metavar="N", help="CPU threads (default: physical cores)")
+    source.add_argument("--threads", type=integer, metavar="N", help=THREADS_HELP)
     server = parser.add_argument_group("server")
     add_options(server, SERVER_OPTIONS, SERVER_RECORDS)
     server.add_argument("--api-key-file", metavar="FILE", help="a file with one key per line")

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass, replace
 
 from aquiline.cli import serve
+from aquiline.cli.model_choice import THREADS_HELP
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS
 from aquiline.cli.parser import LineParser, Option, add_options, integer
 from aquiline.config import SpeculativeConfig
@@ -44,7 +45,7 @@ def add_served_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server to start")
     group.add_argument("--model", metavar="MODEL", help="a known name, a GGUF file, a Hugging Face folder or a hub id")
     group.add_argument("--draft", metavar="PATH", help="a draft folder, none, or auto: the model's own (default auto)")
-    group.add_argument("--threads", type=integer, metavar="N", help="CPU threads (default: physical cores)")
+    group.add_argument("--threads", type=integer, metavar="N", help=THREADS_HELP)
     add_options(parser.add_argument_group("engine of the server to start"), PASSED_OPTIONS, ENGINE_RECORDS)
 
 

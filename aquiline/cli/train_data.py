@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from aquiline.cli.model_choice import check_threads
+from aquiline.cli.model_choice import THREADS_HELP, check_threads
 from aquiline.cli.options import ENGINE_OPTIONS, ENGINE_RECORDS, engine_config
 from aquiline.cli.output import draw, write
 from aquiline.cli.parser import Option, add_options, integer, number, values_given
@@ -91,7 +91,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     engine = parser.add_argument_group("engine in which the target writes")
-    engine.add_argument("--threads", type=integer, metavar="N", help="CPU threads (default: physical cores)")
+    engine.add_argument("--threads", type=integer, metavar="N", help=THREADS_HELP)
     add_options(engine, DATA_ENGINE_OPTIONS, ENGINE_RECORDS)
     parser.set_defaults(run=run)
 
@@ -193,8 +193,8 @@ def _drawing(summary: DataSummary, folder: Path) -> Group:
     for category, num_tokens in sorted(summary.categories.items(), key=lambda item: -item[1]):
         written.add_row(category or "(none)", f"{num_tokens:,}")
     lines = [
-        f"{summary.num_conversations:,} conversations with {summary.num_answer_tokens:,} answer tokens of "
-        f"{summary.num_tokens:,}; {summary.num_held_out:,} more are put aside for evaluation"
+        f"{summary.num_conversations:,} conversations with {summary.num_answer_tokens:,} answer tokens, "
+        f"{summary.num_tokens:,} tokens in all; {summary.num_held_out:,} more are put aside for evaluation"
     ]
     if summary.tokens_per_second is not None:
         lines.append(f"the target wrote {summary.tokens_per_second:,.0f} tokens/s for {summary.seconds:,.0f} s")

@@ -86,15 +86,20 @@ SERVING_OPTIONS = tuple(
     option for option in ENGINE_OPTIONS if option.field in ("backend", "quantization", "draft_quantization")
 )
 RUN_OPTIONS = (
-    Option("--target", "target", "the model to draft for, as --model of generate", str, "MODEL"),
-    Option("--output", "output", "folder of the run; where it holds one, that run goes on", str, "DIR"),
+    Option("--target", "target", "needed: the model to draft for, as --model of generate", str, "MODEL"),
+    Option("--output", "output", "needed: folder of the run; where it holds one, that run goes on", str, "DIR"),
     Option(
-        "--data", "data", "folder that train-data has written, JSONL file, or self", str, "PATH", is_repeatable=True
+        "--data",
+        "data",
+        "needed: folder that train-data has written, JSONL file, or self",
+        str,
+        "PATH",
+        is_repeatable=True,
     ),
     Option("--num-tokens", "num_tokens", "answer tokens that the target writes with --data self", integer, "N"),
     Option("--eval-prompts", "eval_prompts", "JSONL file, as for generate, with category", str, "FILE"),
     Option("--device", "device", "where the head is trained: auto, cpu or cuda", str, "NAME"),
-    Option("--threads", "num_threads", "CPU threads; one for each physical core when not given", integer, "N"),
+    Option("--threads", "num_threads", "CPU threads; else OMP_NUM_THREADS, or physical cores", integer, "N"),
     Option("--no-plot", "has_plot", "draw no picture of the run", switch_value=False),
 )
 ALL_OPTIONS = (*RUN_OPTIONS, *DRAFT_OPTIONS, *TRAINING_OPTIONS, *EVALUATION_OPTIONS, *SERVING_OPTIONS)

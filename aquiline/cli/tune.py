@@ -117,6 +117,9 @@ def run(args: argparse.Namespace) -> None:
         write(sys.stdout, json.dumps(content) + "\n")
     else:
         draw(Console(highlight=False), drawing(stored, objectives))
+        for path, what in ((settings.plot, "the costs, drawn"), (settings.table, "shapes for --speculate-table")):
+            if path is not None:
+                write(sys.stdout, f"{path}: {what}\n")
 
 
 def _file_to_write(option: str, text: str | None) -> Path | None:

@@ -51,7 +51,10 @@ def encode_conversation(
     check_messages(messages)
     turns = _answer_turns(messages)
     if not turns:
-        raise TrainingDataError("the conversation has no assistant turn; there is nothing to learn from it")
+        raise TrainingDataError(
+            "the conversation has no assistant turn, and there is nothing to learn from it; "
+            "train-data --regenerate has the target answer questions"
+        )
     if turns[0] == 0:
         raise TrainingDataError("the conversation begins with an assistant turn; put what it answers before it")
     last = turns[-1]

@@ -183,6 +183,17 @@ def test_expectations_are_drawn_where_they_belong() -> None:
     assert sum(heights) == pytest.approx(1.0) and heights[0] == pytest.approx(6 / 17)
 
 
+def test_long_names_of_trees_neither_cover_the_bars_nor_leave_the_picture() -> None:
+    """Also in the picture of a single load."""
+    names = [f"dynamic:steps={steps},topk=4,nodes=12,survival=0.07" for steps in range(1, 10)]
+    forecast = {**FORECAST, "num_steps_by_shape": dict.fromkeys(names, 2)}
+    figure = forecast_figures([{**OFFLINE[1], "forecast": forecast}], "batch_size")["Trees that grew"]
+    figure.draw_without_rendering()
+    legend, bars = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
+    assert legend.y1 <= bars.y0 and 0.0 <= legend.x0 < legend.x1 <= figure.bbox.width
+    assert bars.height > 0.3 * figure.bbox.height
+
+
 def test_objectives_and_servers_are_drawn_where_they_belong() -> None:
     shapes, speed, wait = planner_figures(CHOSEN).values()
     for figure, expected in ((shapes, (2.0, 0.0)), (speed, (160 / 9, 160 / 5)), (wait, (4.5, 2.5))):

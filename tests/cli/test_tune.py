@@ -48,6 +48,7 @@ def test_costs_are_measured_shown_and_written(
     shown = capsys.readouterr().out
     assert "milliseconds" in shown
     assert all(f"what the planner would begin with, for {aim}" in shown for aim in ("throughput", "latency"))
+    assert f"{plot}: the costs, drawn\n{table}: shapes for --speculate-table\n" in shown
     assert plot.read_bytes().startswith(b"\x89PNG")
     other = tmp_path / "other"
     other.touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -228,4 +229,7 @@ def refusal(request: str, status: int, text: str) -> str:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError) and error.errno is not None:
+        # The whole message speaks of TLS even where there is none. Names that are not found have negative numbers.
+        return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
     return str(error) or type(error).__name__

@@ -159,7 +159,7 @@ def test_what_cannot_begin_is_an_error(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://127.0.0.1:9/v1", "cannot be reached"),
+        ("http://127.0.0.1:9/v1", "cannot be reached: Connection refused; is the server"),
         ("http://127.0.0.1:1:2/v1", "no address"),
         ("{root}", "names no models"),
     ],
