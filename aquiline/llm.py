@@ -222,6 +222,10 @@ class LLM:
         Args:
             conversations: one list of messages (`role`, `content`), or a list of such lists.
         """
+        if isinstance(conversations, str):
+            raise PromptError(
+                "chat takes messages; give [{'role': 'user', 'content': TEXT}], or call generate with a text"
+            )
         if isinstance(conversations, Mapping) or not isinstance(conversations, Sequence) or not conversations:
             raise PromptError("there is no message; give a list of messages, or a list of such lists")
         many = [conversations] if isinstance(conversations[0], Mapping) else conversations

@@ -205,6 +205,11 @@ def test_settings_of_another_kind_are_refused(folder: Path, config: Any) -> None
         LLM(str(folder / "target"), draft=None, config=config)
 
 
+def test_a_text_is_no_conversation(folder: Path) -> None:
+    with pytest.raises(PromptError, match="call generate with a text"):
+        open_llm(folder).chat("Hello")  # type: ignore[arg-type]
+
+
 def test_unknown_models_are_refused() -> None:
     with pytest.raises(ModelNotFoundError):
         LLM("no/such/folder/anywhere")
