@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "attention_chunk_avx512.h"
+#include "attention_span.h"
 #include "lane_functions.h"
 #include "lane_sums.h"
 #include "lanes.h"
@@ -36,11 +37,6 @@ struct TileState {
     __m512* sums;      // [num_queries], sum of the weights, spread over the lanes
     __m512i* weights;  // [num_queries], of the chunk at hand, one for each position
     float* peaks;      // [num_queries]
-};
-
-struct Span {
-    int first;
-    int end;
 };
 
 // Some queries that go through a chunk together; the bits of each do not depend on the others.
@@ -235,12 +231,6 @@ void attend_block(const TileState& state, const Block& block, const ChunkScales&
     }
 }
 
-Span seen_span(const AttentionTile& tile, const AttentionRow& row, int chunk_start) {
-    const int first = tile.first_position > chunk_start ? tile.first_position - chunk_start : 0;
-    const int rest = row.num_positions() - chunk_start;
-    return {first, rest < kContextChunk ? rest : kContextChunk};
-}
-
 // How a row sees a chunk.
 enum class Sight { none, pages, path };
 
@@ -259,16 +249,9 @@ struct LoadedChunk {
 // Rearrange what the pages hold of a chunk, for all rows of the tile that see some of it.
 template <KVType kType>
 LoadedChunk load_pages(const AttentionTile& tile, const TileState& state, int chunk_start) {
-    int first = kContextChunk, end = 0;
-    for (int row = 0; row < tile.num_rows; ++row) {
-        const Span span = seen_span(tile, tile.rows[row], chunk_start);
-        if (span.first >= span.end) continue;
-        const int num_pages = tile.rows[row].visible_len - chunk_start;
-        first = span.first;
-        end = std::max(end, std::min(span.end, num_pages));
-    }
+    const Span pages = seen_pages(tile, chunk_start);
     const std::int64_t width = tile.shape.head_dim;
-    if (first >= end) {
+    if (pages.first >= pages.end) {
         std::fill_n(state.keys, width, _mm512_setzero_si512());
         std::fill_n(state.values, width, _mm512_setzero_si512());
         return {{}, 0, 0};
@@ -276,9 +259,9 @@ LoadedChunk load_pages(const AttentionTile& tile, const TileState& state, int ch
     // Positions that no row sees hold what one of their neighbours does, and get the weight 0.
     std::int64_t slots[kContextChunk];
     for (int i = 0; i < kContextChunk; ++i) {
-        slots[i] = tile.rows[0].key_slots[chunk_start + std::clamp(i, first, end - 1)];
+        slots[i] = tile.rows[0].key_slots[chunk_start + std::clamp(i, pages.first, pages.end - 1)];
     }
-    return {load_chunk<kType>(tile, slots, state.keys, state.values), end, end};
+    return {load_chunk<kType>(tile, slots, state.keys, state.values), pages.end, pages.end};
 }
 
 // Rows whose part of the chunk lies in pages, all of them together.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "attention.h"
+#include "attention_span.h"
 #include "lane_functions.h"
 #include "lane_sums.h"
 #include "lanes.h"
@@ -22,12 +23,6 @@ struct TileState {
     float* sums;      // [num_queries], sum of exp(score - peak)
     float* keys;      // [kContextChunk, width], the chunk at hand
     float* values;    // [kContextChunk, width]
-};
-
-// Positions of a chunk that a row sees, counted from the start of the chunk.
-struct Span {
-    int first;
-    int end;
 };
 
 inline TileState place_state(const AttentionTile& tile, int width) {
@@ -96,25 +91,13 @@ inline void load_position(const AttentionTile& tile, const TileState& state, int
     widen_head(memory.values, memory.type, head, tile.shape.head_dim, state.values + index * width);
 }
 
-inline Span seen_span(const AttentionTile& tile, const AttentionRow& row, int chunk_start) {
-    const int first = tile.first_position > chunk_start ? tile.first_position - chunk_start : 0;
-    const int rest = row.num_positions() - chunk_start;
-    return {first, rest < kContextChunk ? rest : kContextChunk};
-}
-
 // Load what the pages hold of a chunk, for all rows that see some of it; returns where that ends.
 inline int load_pages(const AttentionTile& tile, const TileState& state, int width, int chunk_start) {
-    int first = kContextChunk, end = 0;
-    for (int row = 0; row < tile.num_rows; ++row) {
-        const Span span = seen_span(tile, tile.rows[row], chunk_start);
-        const int num_pages = tile.rows[row].visible_len - chunk_start;
-        const int row_end = span.end < num_pages ? span.end : num_pages;
-        if (span.first >= row_end) continue;
-        first = span.first;
-        end = row_end > end ? row_end : end;
+    const Span pages = seen_pages(tile, chunk_start);
+    for (int i = pages.first; i < pages.end; ++i) {
+        load_position(tile, state, width, i, tile.rows[0].key_slots[chunk_start + i]);
     }
-    for (int i = first; i < end; ++i) load_position(tile, state, width, i, tile.rows[0].key_slots[chunk_start + i]);
-    return end;
+    return pages.end;
 }
 
 inline bool is_in_pages(const AttentionRow& row, int chunk_start, Span span) {
