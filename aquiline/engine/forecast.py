@@ -14,6 +14,7 @@ from aquiline.engine.cost_model import StepCosts
 from aquiline.engine.cut_candidates import CutTable
 from aquiline.engine.plan import StepLoad
 from aquiline.engine.planner_candidates import Candidate, CandidateTable
+from aquiline.engine.planner_hindsight import AS_FORETOLD, Correction
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -39,6 +40,7 @@ class Situation:
         other_seconds: of a forward over other rows alone, prefill and looked-up ones.
         entry_seconds: what the draft has to catch up with before trees can grow, per step of the payback time.
         max_draft_tokens: most nodes that all trees of the step may have together.
+        correction: what hindsight says of forecasts at this load.
     """
 
     load: StepLoad
@@ -46,6 +48,7 @@ class Situation:
     other_seconds: float
     entry_seconds: float
     max_draft_tokens: int
+    correction: Correction = AS_FORETOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Forecast:
         score: larger is better, under the objective.
         room: most nodes of all requests together, the first of whom hold what the candidate gives them and the others
             none; 0: all hold it.
+        correction: that is in these figures.
     """
 
     candidate: Candidate
@@ -68,6 +72,7 @@ class Forecast:
     wait: float
     score: float
     room: int = NO_ROOM_LIMIT
+    correction: Correction = AS_FORETOLD
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -92,6 +97,7 @@ class Outlook:
     seconds: FloatArray  # [num_choices]
     wait: FloatArray  # [num_choices]
     score: FloatArray  # [num_choices]
+    correction: Correction = AS_FORETOLD
     _known: dict[int, Forecast] = field(default_factory=dict)
 
     def forecast(self, index: int) -> Forecast:
@@ -106,6 +112,7 @@ class Outlook:
                 float(self.wait[index]),
                 float(self.score[index]),
                 int(self.room[index]),
+                self.correction,
             )
         return known
 
@@ -176,6 +183,12 @@ def outlook(table: Choices, situation: Situation, costs: StepCosts, objective: O
     seconds += costs.draft_seconds_of(new_rows, level_rows)
     if masked is not None:
         seconds += costs.mask_seconds * masked
+    correction = situation.correction
+    if correction is not AS_FORETOLD:
+        grows = nodes > 0.0
+        seconds = seconds * np.where(grows, correction.tree_seconds, correction.plain_seconds)
+        corrected = num_roots + np.minimum(nodes, (expected - num_roots) * correction.tree_gain)
+        waits, expected = waits * (expected / corrected), corrected
     entered = seconds
     if situation.entry_seconds:
         entered = seconds + situation.entry_seconds * (nodes > 0.0)
@@ -185,7 +198,7 @@ def outlook(table: Choices, situation: Situation, costs: StepCosts, objective: O
     is_possible = (nodes > 0.0) & (nodes <= situation.max_draft_tokens)
     is_possible[0] = True
     score = np.where(is_possible, score, -np.inf)
-    return Outlook(table, place, room, nodes, expected, seconds, wait, score)
+    return Outlook(table, place, room, nodes, expected, seconds, wait, score, correction)
 
 
 def _seconds(

@@ -20,8 +20,10 @@ from aquiline.engine.draft_debt import DraftUse, debt_of
 from aquiline.engine.forecast import Forecast
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport, TreeOutcome
 from aquiline.engine.planner_attention import Attention
+from aquiline.engine.planner_bursts import BURST_STEPS, Burst
 from aquiline.engine.planner_candidates import PLAIN
 from aquiline.engine.planner_decisions import Decider, Decision, PlannerSettings, situation_key
+from aquiline.engine.planner_hindsight import Foretold
 from aquiline.engine.planner_probes import LEAST_DETOUR_SHARE, Probes, regret_of
 from aquiline.engine.planner_reports import observe_times
 from aquiline.engine.planner_rest import IDLE_PLAN, Rests, most_rest, steps_per_lesson
@@ -37,8 +39,24 @@ REPORTS_READ_EARLY = 4
 PATHS_READ_AT_ONCE = 64
 # Steps whose trees end where the draft has no confidence have many sizes; so many stand for all.
 MOST_SIZES = 3
+# A burst begins when the load has been what it is for so many steps.
+STEPS_BEFORE_A_BURST = 12
 # After so many plain steps in a row, drafts follow few of the new requests.
 STEPS_TO_SETTLE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Glance:
+    """A step that ran: its time without planning, the draft's tokens that were committed, and what was foretold.
+
+    Attributes:
+        is_best: its plan was that of the best choice.
+    """
+
+    seconds: float
+    num_accepted: int
+    foretold: Foretold | None
+    is_best: bool
 
 
 @dataclass(slots=True)
@@ -50,6 +68,7 @@ class _Choice:
     kinds: Sequence[int]
     decision: Decision
     plan: StepPlan
+    version: int
     num_steps: int = 1
 
 
@@ -79,15 +98,17 @@ class AutoPlanner:
         self._probes = Probes()
         self._rests = Rests()
         self._attention = Attention()
-        # Whether the last plan is what `last` foretells.
+        # Whether the last plan is what `last` foretells; and what is foretold of it, where all of it is planned.
         self._is_best = True
+        self._foretold: Foretold | None = None
+        self._burst: Burst | None = None
         self._current = (*PLAIN.key, 0)
         self._num_requests = 0
-        self._num_roots = 0
+        self._num_roots = self._num_at_load = 0
         self._num_plain_steps = self._num_since_lesson = self._num_since_reading = 0
         self._last_choice: _Choice | None = None
         self._reports: list[StepReport] = []
-        self._glances: list[tuple[float, int]] = []
+        self._glances: list[_Glance] = []
         # Few at first, since each says much.
         self._num_read_at_once = REPORTS_READ_EARLY if settings.bounds.reads_confidence else 1
 
@@ -101,7 +122,7 @@ class AutoPlanner:
         self._num_since_reading += 1 + self._rests.num_rested
         is_due = self._num_since_lesson >= per_lesson
         self.learns = is_due or self._attention.is_alert
-        self._is_best = True
+        self._is_best, self._foretold = True, None
         plan = self._new_plan(load)
         if self.learns:
             self._num_since_lesson = 0
@@ -114,46 +135,70 @@ class AutoPlanner:
 
     def rest(self) -> StepPlan | None:
         """See `StepPlanner`."""
-        if not self._rests.take():
-            return None
-        self.learns, self._is_best, self.planning_seconds = False, True, 0.0
-        return self._rests.plan
+        burst = self._burst
+        if burst is not None:
+            plan = burst.repeated()
+            self.learns = plan is not None and burst.is_warm
+        else:
+            plan = self._rests.plan if self._rests.take() else None
+            self.learns = False
+        self.planning_seconds = 0.0
+        return plan
 
     def _new_plan(self, load: StepLoad) -> StepPlan:
         # Trees among plain steps are rare, and each says much.
         is_news = self._num_plain_steps > 0 and self._reports and self._reports[-1].outcomes
         if is_news or len(self._reports) >= self._num_read_at_once:
             self._read_reports()
+        num_steps = 1 + self._rests.num_rested
+        self._num_at_load = self._num_at_load + num_steps if load.num_roots == self._num_roots else 0
         self._num_roots = load.num_roots
         debt = debt_of(load)
         if not load.growing:
             plan, seconds = IDLE_PLAN, self._spare_seconds(load)
             whole = seconds + self.costs.other_seconds(load.num_roots, load.num_roots)
             self.last = Forecast(PLAIN, 0, float(load.num_roots), whole, whole, 0.0)
+            self._burst = None
             return self._debt.plan(load, plan, debt, seconds, self.costs, self._use(load, None))
         choice = self._choose(load, debt.num_behind)
         decision = choice.decision
         best = self.last = decision.best
         self._current = best.key
         plan = choice.plan
-        num_steps = 1 + self._rests.num_rested
         self._num_plain_steps = self._num_plain_steps + num_steps if best.candidate is PLAIN else 0
-        lesson = self._lesson(load, choice, num_steps)
-        if lesson is not None:
-            plan, self.learns, self._is_best = lesson, True, False
-        return self._debt.plan(load, plan, debt, best.seconds, self.costs, self._use(load, best))
+        if self._burst is not None and not self._burst.goes_on(load.growing):
+            self._burst = None
+        lesson = None if self._burst is not None else self._lesson(load, choice, num_steps)
+        shown: Forecast | None = best
+        if self._burst is not None:
+            plan, shown, self.learns, self._is_best = self._burst.wanted, self._burst.forecast, False, False
+        elif lesson is not None:
+            plan, shown, self.learns, self._is_best = lesson, None, True, False
+        settled = self._debt.plan(load, plan, debt, best.seconds, self.costs, self._use(load, best))
+        if self._burst is not None:
+            self._burst.follow(settled)
+        if shown is not None and len(settled.num_draft_tokens or ()) == len(plan.num_draft_tokens or ()):
+            grows = shown.candidate is not PLAIN
+            self._foretold = Foretold(load.num_roots, grows, shown.seconds, shown.expected, shown.correction)
+        return settled
 
     def _lesson(self, load: StepLoad, choice: _Choice, num_steps: int) -> StepPlan | None:
-        """What this step may do instead of the best, to learn; None: nothing. It stands for some steps."""
+        """What this step may do instead of the best, to learn; None: nothing, or a burst. It stands for some steps."""
         decision = choice.decision
         seconds = num_steps * decision.best.seconds
         if decision.probe is not None:
             return self._probes.tree_among_plain(load, seconds, decision.probe, self.costs)
         detour = decision.seen.forecast(self._probes.next_of(decision.detours))
-        lost = decision.lost_seconds or regret_of(decision.best, detour)
+        is_other_sort = (detour.candidate is PLAIN) != (decision.best.candidate is PLAIN)
+        is_burst = is_other_sort and decision.may_burst and self._num_at_load >= STEPS_BEFORE_A_BURST
+        lost = regret_of(decision.best, detour)
         if self.bounds.reads_confidence:
             lost = max(lost, LEAST_DETOUR_SHARE * decision.best.seconds)
+        lost = max(decision.lost_seconds, lost * BURST_STEPS if is_burst else lost)
         if not self._probes.detour(seconds, lost):
+            return None
+        if is_burst:
+            self._burst = Burst.of(detour, load.growing, choice.kinds)
             return None
         return plan_of(detour, load.growing, choice.kinds)
 
@@ -161,14 +206,15 @@ class AutoPlanner:
         """As in the last step, as long as the same requests are in the same situation."""
         situation = situation_key(load, num_behind, self._is_plain)
         last = self._last_choice
-        if last is not None and last.situation == situation and last.growing == load.growing:
+        is_same = last is not None and last.situation == situation and last.growing == load.growing
+        if last is not None and is_same and last.version == self.decider.hindsight.version:
             last.num_steps += 1 + self._rests.num_rested
             return last
         self._settle_last_choice()
         kinds = [self.estimator.kind(request) for request in load.growing]
         decision = self.decider.decide(load, kinds, situation, self._current)
         plan = plan_of(decision.best, load.growing, kinds)
-        self._last_choice = _Choice(situation, load.growing, kinds, decision, plan)
+        self._last_choice = _Choice(situation, load.growing, kinds, decision, plan, self.decider.hindsight.version)
         return self._last_choice
 
     def _settle_last_choice(self) -> None:
@@ -217,20 +263,26 @@ class AutoPlanner:
         return self._num_plain_steps == 0
 
     def glance(self, seconds: float, num_accepted: int) -> None:
-        """See `StepPlanner`; steps that go another way than the best, to learn, are no news."""
-        if self._is_best:
-            self._glances.append((seconds, num_accepted))
+        """See `StepPlanner`."""
+        self._glances.append(_Glance(seconds, num_accepted, self._foretold, self._is_best))
 
     def _attend(self) -> None:
-        """Compare the steps since the last plan with what it foretold."""
-        last, num_roots = self.last, self._num_roots
-        if last is not None:
-            grows = last.candidate is not PLAIN
-            for seconds, num_accepted in self._glances:
-                self._attention.see(seconds, last.seconds, num_roots if grows else 0)
+        """Compare the steps since the last plan with what was foretold."""
+        hindsight, last, num_roots = self.decider.hindsight, self.last, self._num_roots
+        for glance in self._glances:
+            num_committed = num_roots + glance.num_accepted
+            if glance.foretold is None:
+                hindsight.interrupt()
+            else:
+                hindsight.see(glance.foretold, glance.seconds, num_committed)
+            # Steps that go another way than the best, to learn, are no news.
+            if glance.is_best and last is not None:
+                grows = last.candidate is not PLAIN
+                self._attention.see(glance.seconds, last.seconds, num_roots if grows else 0)
                 if grows:
-                    self._attention.see_tokens(num_roots + num_accepted, last.expected, num_roots)
+                    self._attention.see_tokens(num_committed, last.expected, num_roots)
         self._glances.clear()
+        hindsight.refresh()
 
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`. Reports are read several at once, which takes far less time than one by one."""

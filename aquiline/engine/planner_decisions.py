@@ -13,7 +13,9 @@ from aquiline.engine.cut_candidates import CUTS, Cut
 from aquiline.engine.draft_debt import DebtPolicy
 from aquiline.engine.forecast import MOST_COUNTED_ROWS, Forecast, Outlook, Situation, outlook
 from aquiline.engine.plan import StepLoad
+from aquiline.engine.planner_bursts import BURST_STEPS
 from aquiline.engine.planner_candidates import counted, leading_class
+from aquiline.engine.planner_hindsight import Hindsight
 from aquiline.engine.planner_knowledge import DraftKnowledge
 from aquiline.engine.planner_probes import LEAST_PROBE_SHARE, ProbeTree, cut_probe, probe_tree, regret_of
 from aquiline.engine.tree_families import TreeBounds
@@ -27,6 +29,10 @@ EARLY_PATHS = 24
 EARLY_TREES = 48
 # Nor are trees grown to learn that promise less than this share of the best.
 EARLY_SHARE = 0.93
+# Trees that promise so much of what plain steps do are tried in a row: forecasts of what hardly runs are that rough.
+CLOSE_SHARE = 0.88
+# With more requests than this, steps with trees among plain ones would stand out, and few of them tell much.
+MOST_REQUESTS_OF_A_BURST = 7
 # A switch to trees must earn back what the draft has to catch up with within so many steps.
 PAYBACK_STEPS = 50
 # What a draft must have shown before it may be found useless.
@@ -58,7 +64,8 @@ class Decision:
         detours: places among them: from a tree, a plain step, and trees a little larger and smaller; from a plain
             step, the best tree, where that teaches more cheaply than a probe.
         probe: of a plain step; None: there are detours.
-        lost_seconds: by a detour from a plain step.
+        lost_seconds: by a detour from a plain step, all of its steps together.
+        may_burst: whether a detour to the other sort of steps may go on for a burst.
     """
 
     best: Forecast
@@ -66,6 +73,7 @@ class Decision:
     detours: tuple[int, ...]
     probe: ProbeTree | None
     lost_seconds: float = 0.0
+    may_burst: bool = False
 
 
 class Decider:
@@ -73,11 +81,13 @@ class Decider:
 
     Attributes:
         knowledge: of the draft, as steps ask for it.
+        hindsight: of what was chosen before.
         num_outlooks: how often all candidates were reckoned.
     """
 
     def __init__(self, costs: StepCosts, settings: PlannerSettings, estimator: AcceptanceEstimator) -> None:
         self.knowledge = DraftKnowledge(estimator, settings.bounds)
+        self.hindsight = Hindsight(settings.bounds.reads_confidence)
         self.num_outlooks = 0
         self._costs = costs
         self._bounds = settings.bounds
@@ -85,16 +95,18 @@ class Decider:
         self._estimator = estimator
         self._decisions: dict[object, Decision] = {}
         self._outlooks: dict[object, Outlook] = {}
-        self._known_version = costs.version
+        self._known_versions = (costs.version, self.hindsight.version)
 
     def refresh(self, num_steps: int) -> bool:
         """Take over what was learnt in so many steps; returns whether the draft is seen in another light."""
         has_moved = self.knowledge.refresh(num_steps, self._mask_share)
-        if has_moved or self._costs.version != self._known_version:
-            self._known_version = self._costs.version
-            self._decisions.clear()
-            self._outlooks.clear()
+        if has_moved:
+            self._forget()
         return has_moved
+
+    def _forget(self) -> None:
+        self._decisions.clear()
+        self._outlooks.clear()
 
     def decide(
         self, load: StepLoad, kinds: Sequence[int], situation: tuple[int, ...], current: tuple[int, int, int]
@@ -106,13 +118,16 @@ class Decider:
             situation: the `situation_key`.
             current: key of the last choice.
         """
+        versions = (self._costs.version, self.hindsight.version)
+        if versions != self._known_versions:
+            self._known_versions = versions
+            self._forget()
         counts = counted(kinds)
         key = (*counts, *situation, *current)
         decision = self._decisions.get(key)
         if decision is None:
             if len(self._decisions) >= MOST_DECISIONS:
-                self._decisions.clear()
-                self._outlooks.clear()
+                self._forget()
             behind = situation[-1]
             entry = self._costs.draft_seconds(behind, ()) / PAYBACK_STEPS if behind else 0.0
             settled = self._situation(load, counts, entry)
@@ -133,7 +148,8 @@ class Decider:
             if count:
                 self.knowledge.meet(RequestClass(kind // len(SKILLS)))
         other = self._costs.verify_seconds(load.num_other_rows, 0, 0) if load.num_other_rows else 0.0
-        return Situation(load, counts, other, entry_seconds, min(load.max_draft_tokens, MOST_COUNTED_ROWS))
+        limit = min(load.max_draft_tokens, MOST_COUNTED_ROWS)
+        return Situation(load, counts, other, entry_seconds, limit, self.hindsight.of(load.num_roots))
 
     def _outlook(self, situation: Situation) -> Outlook:
         self.num_outlooks += 1
@@ -154,7 +170,8 @@ class Decider:
             if score[best] <= score[current] + margin * abs(score[current]):
                 best = current
         if best:
-            return Decision(seen.forecast(best), seen, tuple(seen.detours(best)), None)
+            may_burst = situation.load.num_roots <= MOST_REQUESTS_OF_A_BURST
+            return Decision(seen.forecast(best), seen, tuple(seen.detours(best)), None, may_burst=may_burst)
         return self._plain(situation, seen)
 
     def _plain(self, situation: Situation, seen: Outlook) -> Decision:
@@ -164,9 +181,11 @@ class Decider:
         if best is not None and self._bounds.reads_confidence:
             tree = seen.forecast(best)
             lost = max(regret_of(plain, tree), LEAST_PROBE_SHARE * (tree.seconds - plain.seconds))
-            lost += PAYBACK_STEPS * situation.entry_seconds
-            if probe is None or lost <= probe.lost_seconds:
-                return Decision(plain, seen, (best,), None, lost)
+            entry = PAYBACK_STEPS * situation.entry_seconds
+            may_burst = situation.load.num_roots <= MOST_REQUESTS_OF_A_BURST and _is_close(tree, plain)
+            if probe is None or lost + entry <= probe.lost_seconds or may_burst:
+                lost = lost * BURST_STEPS if may_burst else lost
+                return Decision(plain, seen, (best,), None, lost + entry, may_burst)
         return Decision(plain, seen, (), probe)
 
     def _probe(self, situation: Situation, seen: Outlook) -> ProbeTree | None:
@@ -208,6 +227,10 @@ class Decider:
             Objective(),
         )
         return bool(seen.score.max() > seen.score[0])
+
+
+def _is_close(other: Forecast, best: Forecast) -> bool:
+    return other.score >= best.score - (1.0 - CLOSE_SHARE) * abs(best.score)
 
 
 def situation_key(load: StepLoad, num_behind: int, is_plain: bool) -> tuple[int, ...]:

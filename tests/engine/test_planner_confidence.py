@@ -147,23 +147,28 @@ def test_load_that_swings_across_break_even_never_makes_steps_stand_out(machine:
     """One request and sixteen take turns every 50 steps: trees pay for the one, hardly or not at all for the others."""
     costs = FormulaCosts(MACHINES.get(machine, lambda rows: max(1.0, 0.2 * rows)))
     requests = [request(index) for index in range(16)]
-    made, num_phases = machine_for(costs, seed=2), 20
-    for phase in range(num_phases):
-        running = requests[: (1, 16)[phase % 2]]
-        run = made.steps(50, partial(fresh_load, running), lambda _: DRAFTS["decided"])
+    num_phases, runs = 20, []
+    for seed in range(2, 6):
+        made = machine_for(costs, seed=seed)
+        for phase in range(num_phases):
+            running = requests[: (1, 16)[phase % 2]]
+            run = made.steps(50, partial(fresh_load, running), lambda _: DRAFTS["decided"])
+        runs.append(run)
     plain = costs.predict(step_size(load_of(requests), (), 0)).total
     late = range(6, num_phases)
     loaded = [step for phase in late if phase % 2 for step in range(50 * phase, 50 * phase + 50)]
     lone = [step for phase in late if phase % 2 == 0 for step in range(50 * phase, 50 * phase + 50)]
-    if machine != "convex":
-        assert max(run.seconds[step] for step in loaded) <= 1.15 * plain
-        assert sum(run.choices[step] > 0 for step in loaded) < 0.05 * len(loaded)
-    assert sum(run.choices[step] > 0 for step in lone) > 0.6 * len(lone)
-    # Behind a swing, steps are what they are later.
+    for run in runs:
+        if machine != "convex":
+            assert max(run.seconds[step] for step in loaded) <= 1.15 * plain
+            assert sum(run.choices[step] > 0 for step in loaded) < 0.05 * len(loaded)
+        assert sum(run.choices[step] > 0 for step in lone) > 0.6 * len(lone)
+    # Behind a swing, steps are what they are later: 35 of each run, which are few where one request decodes.
     for steps in (loaded, lone):
         first = [step for step in steps if step % 50 < 5]
-        assert per_token(run, first) <= 1.15 * per_token(run, steps)
+        assert per_token(runs, first) <= 1.12 * per_token(runs, steps)
 
 
-def per_token(run: Run, steps: list[int]) -> float:
-    return sum(run.seconds[step] for step in steps) / sum(run.committed[step] for step in steps)
+def per_token(runs: list[Run], steps: list[int]) -> float:
+    seconds = sum(run.seconds[step] for run in runs for step in steps)
+    return seconds / sum(run.committed[step] for run in runs for step in steps)
