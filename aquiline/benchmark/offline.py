@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aquiline.benchmark.full_batch import full_batch_figures
+from aquiline.benchmark.full_batch import FullBatch, full_batch_of
 from aquiline.benchmark.peak_memory import peak_memory_bytes
 from aquiline.config import EngineConfig
 from aquiline.llm import LLM, Conversation
@@ -54,7 +54,7 @@ def measure_offline(
 
     Returns:
         A row per combination, ready for JSON. `phases_ms` are milliseconds per committed token; what lies between the
-        steps is in `time_per_committed_token_ms` and in no phase. `full_batch` is that of `full_batch_figures`.
+        steps is in `time_per_committed_token_ms` and in no phase. `full_batch` is that of `FullBatch`.
     """
     rows: list[dict[str, Any]] = []
     num_done = 0
@@ -65,8 +65,8 @@ def measure_offline(
             for mode, found in zip(sweep.modes, runs, strict=True):
                 engine = engines.get(mode.text)
                 if engine is None:
-                    config = _config(llm, batch_size, mode, shares_prompts=sweep.warm_up_rounds == 0)
-                    engine = _started(llm, config, conversations, params)
+                    config = config_of(llm, batch_size, mode, shares_prompts=sweep.warm_up_rounds == 0)
+                    engine = started(llm, config, conversations, params)
                 # One that is not asked again makes room for the next.
                 if sweep.warm_up_rounds:
                     engines[mode.text] = engine
@@ -80,7 +80,8 @@ def measure_offline(
     return rows
 
 
-def _config(llm: LLM, batch_size: int, mode: SpeculationMode, shares_prompts: bool) -> EngineConfig:
+def config_of(llm: LLM, batch_size: int, mode: SpeculationMode, shares_prompts: bool) -> EngineConfig:
+    """Of the engine that measures one combination."""
     speculative, cache = llm.config.speculative, llm.config.cache
     lookup = "off" if mode.is_off else speculative.lookup
     return replace(
@@ -91,7 +92,7 @@ def _config(llm: LLM, batch_size: int, mode: SpeculationMode, shares_prompts: bo
     )
 
 
-def _started(llm: LLM, config: EngineConfig, conversations: Sequence[Conversation], params: SamplingParams) -> LLM:
+def started(llm: LLM, config: EngineConfig, conversations: Sequence[Conversation], params: SamplingParams) -> LLM:
     """A fresh engine, in a process that has run one like it."""
     llm.reconfigured(config).chat(list(conversations[:1]), replace(params, max_tokens=8, min_tokens=0))
     return llm.reconfigured(config)
@@ -101,35 +102,55 @@ def _measure(
     measured: LLM, conversations: Sequence[Conversation], params: SamplingParams, batch_size: int, mode: SpeculationMode
 ) -> dict[str, Any]:
     tally = measured.engine.compare_forecasts()
+    run = answer(measured, conversations, params, batch_size)
+    return {"batch_size": batch_size, "speculate": mode.text, **run.figures(), "forecast": tally.figures()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Some answers of one engine, and what they took.
+
+    Attributes:
+        seconds: by the clock, from the first question to the last answer.
+        in_phases: seconds of every phase of the steps.
+    """
+
+    outputs: Sequence[RequestOutput]
+    seconds: float
+    in_phases: dict[str, float]
+    full_batch: FullBatch
+
+    def __add__(self, other: Run) -> Run:
+        in_phases = {name: spent + other.in_phases.get(name, 0.0) for name, spent in self.in_phases.items()}
+        outputs = [*self.outputs, *other.outputs]
+        return Run(outputs, self.seconds + other.seconds, in_phases, self.full_batch + other.full_batch)
+
+    @property
+    def num_committed(self) -> int:
+        """Output tokens of all answers."""
+        return sum(len(sample.token_ids) for output in self.outputs for sample in output.outputs)
+
+    def figures(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        samples = [sample for output in self.outputs for sample in output.outputs]
+        num_committed, num_steps = self.num_committed, sum(each.speculation.num_verify_steps for each in samples)
+        return {
+            "num_committed_tokens": num_committed,
+            "tokens_per_second": round(num_committed / self.seconds, 2),
+            "time_per_committed_token_ms": round(1000.0 * self.seconds / num_committed, 3),
+            "acceptance_length": round(num_committed / num_steps, 3),
+            "full_batch": self.full_batch.figures(),
+            "phases_ms": {name: round(1000.0 * spent / num_committed, 3) for name, spent in self.in_phases.items()},
+            "peak_memory_mb": round(peak_memory_bytes() / 2**20, 1),
+        }
+
+
+def answer(measured: LLM, conversations: Sequence[Conversation], params: SamplingParams, batch_size: int) -> Run:
+    """Answer all conversations."""
     recorder = measured.record_steps()
     before = dict(measured.engine.clock.seconds)
     started = time.perf_counter()
     outputs = measured.chat(list(conversations), params)
     seconds = time.perf_counter() - started
     in_phases = {name: spent - before.get(name, 0.0) for name, spent in measured.engine.clock.seconds.items()}
-    return {
-        "batch_size": batch_size,
-        "speculate": mode.text,
-        **_figures(outputs, seconds),
-        "full_batch": full_batch_figures(recorder.records, min(batch_size, len(outputs))),
-        "phases_ms": _per_token(in_phases, outputs),
-        "forecast": tally.figures(),
-        "peak_memory_mb": round(peak_memory_bytes() / 2**20, 1),
-    }
-
-
-def _figures(outputs: Sequence[RequestOutput], seconds: float) -> dict[str, Any]:
-    samples = [sample for output in outputs for sample in output.outputs]
-    num_committed = sum(len(sample.token_ids) for sample in samples)
-    num_steps = sum(sample.speculation.num_verify_steps for sample in samples)
-    return {
-        "num_committed_tokens": num_committed,
-        "tokens_per_second": round(num_committed / seconds, 2),
-        "time_per_committed_token_ms": round(1000.0 * seconds / num_committed, 3),
-        "acceptance_length": round(num_committed / num_steps, 3),
-    }
-
-
-def _per_token(in_phases: dict[str, float], outputs: Sequence[RequestOutput]) -> dict[str, float]:
-    num_committed = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
-    return {name: round(1000.0 * spent / num_committed, 3) for name, spent in in_phases.items()}
+    return Run(outputs, seconds, in_phases, full_batch_of(recorder.records, min(batch_size, len(outputs))))

@@ -48,6 +48,7 @@ class OfflineSettings(ModelChoice):
     modes: tuple[SpeculationMode, ...]
     rounds: int
     warm_up_rounds: int
+    is_paired: bool
     is_json: bool
 
 
@@ -68,6 +69,11 @@ def add_command(kinds: argparse._SubParsersAction[Any]) -> None:
         metavar="N",
         help="runs before them in the same engine, as in a service that has run for a while (default 0: fresh engines)",
     )
+    sweep.add_argument(
+        "--paired",
+        action="store_true",
+        help="take turns after every batch of prompts, each value in one engine, and tell ratios and how sure they are",
+    )
     add_json_option(parser)
     add_sampling_and_engine(parser, SWEPT)
     parser.set_defaults(run=run)
@@ -87,10 +93,10 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
         raise InvalidParameterError(
             "--draft none and --lookup off grow no tree; keep one of them, or measure only --speculate off"
         )
-    if warm_up_rounds and config.speculative.lookup_history:
+    if (warm_up_rounds or (args.paired and rounds > 1)) and config.speculative.lookup_history:
         raise InvalidParameterError(
-            f"--warm-up-rounds is {warm_up_rounds}, and --lookup-history {config.speculative.lookup_history} would "
-            "find the answers of the rounds before; leave one of them out"
+            f"every prompt is answered more than once, and --lookup-history {config.speculative.lookup_history} would "
+            "find the answers of the rounds before; leave it out, or ask once"
         )
     return OfflineSettings(
         model=args.model,
@@ -103,6 +109,7 @@ def check_arguments(args: argparse.Namespace) -> OfflineSettings:
         modes=modes,
         rounds=rounds,
         warm_up_rounds=warm_up_rounds,
+        is_paired=args.paired,
         is_json=args.json,
     )
 
@@ -118,10 +125,16 @@ def run(args: argparse.Namespace) -> None:
     settings = check_arguments(args)
     llm = open_llm(settings)
     from aquiline.benchmark.offline import Sweep, measure_offline
+    from aquiline.benchmark.paired import measure_paired, num_groups
 
     sweep = Sweep(settings.batch_sizes, settings.modes, settings.rounds, settings.warm_up_rounds)
-    with shown_bar("measuring", sweep.num_runs) as bar:
-        rows = measure_offline(llm, settings.conversations, settings.params, sweep, bar)
+    num_runs, measure = sweep.num_runs, measure_offline
+    if settings.is_paired:
+        num_prompts = len(settings.conversations)
+        num_groups_of_all = sum(num_groups(num_prompts, batch_size) for batch_size in settings.batch_sizes)
+        num_runs, measure = num_runs // len(settings.batch_sizes) * num_groups_of_all, measure_paired
+    with shown_bar("measuring", num_runs) as bar:
+        rows = measure(llm, settings.conversations, settings.params, sweep, bar)
     result = {"kind": "offline", "backend": llm.backend, "num_prompts": len(settings.conversations), "rows": rows}
     print_result(result, settings.is_json, lambda: drawing(rows))
 
@@ -148,7 +161,12 @@ def _full_batch(row: dict[str, Any]) -> dict[str, float]:
     """Zeros where the batch was never full."""
     columns = {"tokens/s": "tokens_per_second", "tokens/step": "committed_tokens", "ms/step": "step_ms"}
     found = row["full_batch"] or dict.fromkeys(columns.values(), 0.0)
-    return {name: found[key] for name, key in columns.items()}
+    figures = {name: found[key] for name, key in columns.items()}
+    if "ratio" in row:
+        ratio = row["ratio"] or {"mean": 0.0, "standard_error": 0.0}
+        figures["times\nthe first"] = ratio["mean"]
+        figures["+-"] = ratio["standard_error"] or 0.0
+    return figures
 
 
 def _table(title: str, rows: Sequence[dict[str, Any]], figures: Sequence[dict[str, float]]) -> Table:

@@ -22,7 +22,7 @@ from aquiline.engine.plan import StepLoad, StepPlan, StepReport, TreeOutcome
 from aquiline.engine.planner_attention import Attention
 from aquiline.engine.planner_bursts import BURST_STEPS, Burst
 from aquiline.engine.planner_candidates import PLAIN
-from aquiline.engine.planner_decisions import Decider, Decision, PlannerSettings, situation_key
+from aquiline.engine.planner_decisions import Decider, Decision, PlannerSettings, is_close, situation_key
 from aquiline.engine.planner_hindsight import Foretold
 from aquiline.engine.planner_probes import LEAST_DETOUR_SHARE, Probes, regret_of
 from aquiline.engine.planner_reports import observe_times
@@ -98,6 +98,7 @@ class AutoPlanner:
         self._probes = Probes()
         self._rests = Rests()
         self._attention = Attention()
+        self._was_alert = False
         # Whether the last plan is what `last` foretells; and what is foretold of it, where all of it is planned.
         self._is_best = True
         self._foretold: Foretold | None = None
@@ -188,9 +189,12 @@ class AutoPlanner:
         seconds = num_steps * decision.best.seconds
         if decision.probe is not None:
             return self._probes.tree_among_plain(load, seconds, decision.probe, self.costs)
+        may_burst = decision.may_burst and self._num_at_load >= STEPS_BEFORE_A_BURST
+        if may_burst and self._is_unknown(decision):
+            self._burst = Burst.of(decision.seen.forecast(decision.detours[0]), load.growing, choice.kinds)
+            return None
         detour = decision.seen.forecast(self._probes.next_of(decision.detours))
-        is_other_sort = (detour.candidate is PLAIN) != (decision.best.candidate is PLAIN)
-        is_burst = is_other_sort and decision.may_burst and self._num_at_load >= STEPS_BEFORE_A_BURST
+        is_burst = may_burst and (detour.candidate is PLAIN) != (decision.best.candidate is PLAIN)
         lost = regret_of(decision.best, detour)
         if self.bounds.reads_confidence:
             lost = max(lost, LEAST_DETOUR_SHARE * decision.best.seconds)
@@ -201,6 +205,12 @@ class AutoPlanner:
             self._burst = Burst.of(detour, load.growing, choice.kinds)
             return None
         return plan_of(detour, load.growing, choice.kinds)
+
+    def _is_unknown(self, decision: Decision) -> bool:
+        """Whether the other sort of steps was never seen at this load, and is nearly as good."""
+        other = decision.seen.forecast(decision.detours[0])
+        grows = other.candidate is not PLAIN
+        return not self.decider.hindsight.has_seen(self._num_roots, grows) and is_close(other, decision.best)
 
     def _choose(self, load: StepLoad, num_behind: int) -> _Choice:
         """As in the last step, as long as the same requests are in the same situation."""
@@ -282,6 +292,10 @@ class AutoPlanner:
                 if grows:
                     self._attention.see_tokens(num_committed, last.expected, num_roots)
         self._glances.clear()
+        if self._attention.is_alert != self._was_alert:
+            # Where an alert begins, steps take another time than before, and while it lasts, forecasts follow.
+            self._was_alert = self._attention.is_alert
+            hindsight.forget_times()
         hindsight.refresh()
 
     def observe(self, report: StepReport) -> None:
@@ -300,8 +314,11 @@ class AutoPlanner:
         """Learn from the steps of late, and make choices anew where it matters."""
         self._settle_last_choice()
         observe_times(self._reports, self.costs, len(self._reports) if self._attention.is_alert else MOST_SIZES)
+        num_changes = self.estimator.num_changes
         for report in self._reports:
             self._learn_from(report.shape, report.outcomes)
+        if self.estimator.num_changes != num_changes:
+            self.decider.hindsight.forget_gains()
         # Few of plain steps are reported, and those with trees among them shall count soon.
         num_steps = self._num_since_reading if self._num_plain_steps else len(self._reports)
         self._num_since_reading = 0

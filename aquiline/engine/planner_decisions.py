@@ -32,7 +32,7 @@ EARLY_SHARE = 0.93
 # Trees that promise so much of what plain steps do are tried in a row: forecasts of what hardly runs are that rough.
 CLOSE_SHARE = 0.88
 # With more requests than this, steps with trees among plain ones would stand out, and few of them tell much.
-MOST_REQUESTS_OF_A_BURST = 7
+MOST_REQUESTS_OF_TREES_IN_A_ROW = 7
 # A switch to trees must earn back what the draft has to catch up with within so many steps.
 PAYBACK_STEPS = 50
 # What a draft must have shown before it may be found useless.
@@ -170,8 +170,7 @@ class Decider:
             if score[best] <= score[current] + margin * abs(score[current]):
                 best = current
         if best:
-            may_burst = situation.load.num_roots <= MOST_REQUESTS_OF_A_BURST
-            return Decision(seen.forecast(best), seen, tuple(seen.detours(best)), None, may_burst=may_burst)
+            return Decision(seen.forecast(best), seen, tuple(seen.detours(best)), None, may_burst=True)
         return self._plain(situation, seen)
 
     def _plain(self, situation: Situation, seen: Outlook) -> Decision:
@@ -182,7 +181,7 @@ class Decider:
             tree = seen.forecast(best)
             lost = max(regret_of(plain, tree), LEAST_PROBE_SHARE * (tree.seconds - plain.seconds))
             entry = PAYBACK_STEPS * situation.entry_seconds
-            may_burst = situation.load.num_roots <= MOST_REQUESTS_OF_A_BURST and _is_close(tree, plain)
+            may_burst = situation.load.num_roots <= MOST_REQUESTS_OF_TREES_IN_A_ROW and is_close(tree, plain)
             if probe is None or lost + entry <= probe.lost_seconds or may_burst:
                 lost = lost * BURST_STEPS if may_burst else lost
                 return Decision(plain, seen, (best,), None, lost + entry, may_burst)
@@ -229,7 +228,8 @@ class Decider:
         return bool(seen.score.max() > seen.score[0])
 
 
-def _is_close(other: Forecast, best: Forecast) -> bool:
+def is_close(other: Forecast, best: Forecast) -> bool:
+    """Whether forecasts are too rough to tell which is the better one."""
     return other.score >= best.score - (1.0 - CLOSE_SHARE) * abs(best.score)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Steps fade with this half-life. Forecasts are believed like so many seen steps, and like so many tokens that came.
-FADING = 0.5 ** (1 / 200)
+FADING = 0.5 ** (1 / 100)
 PRIOR_STEPS = 12.0
-PRIOR_TOKENS = 100.0
+PRIOR_TOKENS = 200.0
 TOKENS_FADING = 0.5 ** (1 / 500)
 # A step counts within bounds, and so do all together.
 LEAST_RATIO, MOST_RATIO = 0.5, 2.0
@@ -70,7 +70,7 @@ class Hindsight:
 
     Worked example, trees of 4 requests that are foretold to take 5 ms and to commit 6 tokens, and take 5.5 and commit
     5.5: behind 12 steps `tree_seconds` is (12 * 1.1 + 12) / 24 = 1.05, for forecasts weigh as many, and behind 48
-    steps 1.08. `tree_gain` is (12 * 1.5 + 100) / (12 * 2 + 100) = .95 and .87.
+    steps 1.08. `tree_gain` is (12 * 1.5 + 200) / (12 * 2 + 200) = .97 and .92.
 
     Args:
         corrects_gains: False: only times. Shapes that are settled before anything is drawn have few rates, of which
@@ -92,9 +92,24 @@ class Hindsight:
         load = self._loads.get(num_requests.bit_length())
         return AS_FORETOLD if load is None else load.said
 
+    def has_seen(self, num_requests: int, grows: bool) -> bool:
+        """Whether steps of a sort have ever said anything of times at such a load."""
+        load = self._loads.get(num_requests.bit_length())
+        return load is not None and load.has_seen(grows)
+
     def interrupt(self) -> None:
         """Something else has run between the steps that are seen."""
         self._last_sort = None
+
+    def forget_times(self) -> None:
+        """Steps take another time than before, and forecasts are about to follow."""
+        for load in self._loads.values():
+            load.forget_times()
+
+    def forget_gains(self) -> None:
+        """What is foretold of trees has changed for a reason of its own."""
+        for load in self._loads.values():
+            load.forget_gains()
 
     def see(self, foretold: Foretold, seconds: float, num_committed: int) -> None:
         """A step has run as it was planned."""
@@ -134,12 +149,14 @@ class _Load:
         self.said = AS_FORETOLD
         self._corrects_gains = corrects_gains
         self._plain, self._trees = _Times(), _Times()
+        self._sorts_seen: set[bool] = set()
         self._gained = self._promised = 0.0
 
     def see(self, foretold: Foretold, seconds: float | None, num_committed: int) -> None:
         known = foretold.correction
         if seconds is not None and foretold.seconds > 0.0:
             ratio = seconds / foretold.seconds
+            self._sorts_seen.add(foretold.grows)
             if foretold.grows:
                 self._trees.see(ratio * known.tree_seconds)
             else:
@@ -149,6 +166,15 @@ class _Load:
             promised = (foretold.expected - foretold.num_requests) / known.tree_gain
             self._promised = self._promised * kept + promised
             self._gained = self._gained * kept + num_committed - foretold.num_requests
+
+    def forget_times(self) -> None:
+        self._plain, self._trees = _Times(), _Times()
+
+    def forget_gains(self) -> None:
+        self._gained = self._promised = 0.0
+
+    def has_seen(self, grows: bool) -> bool:
+        return grows in self._sorts_seen
 
     def is_news(self) -> bool:
         gain = (self._gained + PRIOR_TOKENS) / (self._promised + PRIOR_TOKENS)

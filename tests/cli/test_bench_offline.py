@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from aquiline.benchmark import offline
+from aquiline.benchmark import offline, paired
 from aquiline.cli import bench_offline, main
 from aquiline.llm import LLM
 from aquiline.request import SamplingParams
@@ -87,10 +87,30 @@ def test_a_value_given_twice_is_refused(
     assert capsys.readouterr().err.startswith(f"aquiline: error: {message}")
 
 
-def test_answers_of_rounds_to_warm_up_are_not_looked_up(prompts: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--warm-up-rounds", "2", "--lookup", "on", "--lookup-history", "64"]
+@pytest.mark.parametrize("rounds", [["--warm-up-rounds", "2"], ["--paired", "--rounds", "2"]])
+def test_answers_of_earlier_rounds_are_not_looked_up(
+    rounds: list[str], prompts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*rounds, "--lookup", "on", "--lookup-history", "64"]
     assert main(["bench", "offline", "--prompts", prompts, *options]) == 2
     assert "--lookup-history 64 would find the answers of the rounds before" in capsys.readouterr().err
+
+
+def test_turns_after_every_batch_count_as_runs(
+    prompts: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweeps: list[offline.Sweep] = []
+
+    def measure(llm: object, texts: object, params: object, sweep: offline.Sweep, bar: object) -> list[dict[str, Any]]:
+        sweeps.append(sweep)
+        ratios = [{"mean": 1.25, "standard_error": 0.03, "num_pairs": 4}, None]
+        return [{**row(1, "off"), "ratio": ratio} for ratio in ratios]
+
+    monkeypatch.setattr(paired, "measure_paired", measure)
+    assert main(["bench", "offline", "--prompts", prompts, "--paired", "--rounds", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "1.25" in text and "0.03" in text and "the first" in text
+    assert sweeps == [offline.Sweep((1,), bench_offline.modes_of("off,auto"), 3, 0)]
 
 
 @pytest.mark.parametrize(
@@ -115,8 +135,8 @@ def test_modes_take_turns_and_the_median_round_counts(
         started.append(config)
         return config
 
-    monkeypatch.setattr(offline, "_config", lambda llm, batch_size, mode, shares_prompts: mode.text)
-    monkeypatch.setattr(offline, "_started", start)
+    monkeypatch.setattr(offline, "config_of", lambda llm, batch_size, mode, shares_prompts: mode.text)
+    monkeypatch.setattr(offline, "started", start)
     monkeypatch.setattr(offline, "_measure", measured)
     modes = (parse_speculation("off"), parse_speculation("chain:1"))
     sweep = offline.Sweep((4,), modes, rounds=3 - warm_up_rounds, warm_up_rounds=warm_up_rounds)
@@ -144,8 +164,8 @@ def test_engines_that_are_not_asked_again_make_room(
         counts.append(len(alive))
         return engine
 
-    monkeypatch.setattr(offline, "_config", lambda llm, batch_size, mode, shares_prompts: mode.text)
-    monkeypatch.setattr(offline, "_started", start)
+    monkeypatch.setattr(offline, "config_of", lambda llm, batch_size, mode, shares_prompts: mode.text)
+    monkeypatch.setattr(offline, "started", start)
     monkeypatch.setattr(offline, "_measure", lambda engine, texts, params, batch_size, mode: row(batch_size, mode.text))
     modes = (parse_speculation("off"), parse_speculation("chain:1"))
     sweep = offline.Sweep((1, 4), modes, rounds=2, warm_up_rounds=warm_up_rounds)

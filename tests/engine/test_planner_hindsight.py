@@ -76,6 +76,22 @@ def test_first_steps_of_a_sort_say_nothing_of_times() -> None:
     assert hindsight.of(1).tree_seconds == 1.0
 
 
+def test_what_has_changed_is_learnt_anew() -> None:
+    hindsight = Hindsight()
+    for _ in range(40):
+        hindsight.see(Foretold(2, True, 0.002, 4.0), 0.003, 2)
+    hindsight.refresh()
+    assert hindsight.of(2).tree_seconds > 1.2 and hindsight.of(2).tree_gain < 0.8
+    assert hindsight.has_seen(3, True) and not hindsight.has_seen(2, False) and not hindsight.has_seen(4, True)
+    hindsight.forget_times()
+    hindsight.refresh()
+    assert hindsight.of(2).tree_seconds == 1.0 and hindsight.of(2).tree_gain < 0.8
+    assert hindsight.has_seen(2, True)
+    hindsight.forget_gains()
+    hindsight.refresh()
+    assert hindsight.of(2) == AS_FORETOLD
+
+
 def test_an_accident_counts_within_bounds() -> None:
     hindsight = Hindsight()
     for step in range(20):
@@ -95,11 +111,13 @@ def test_the_better_way_is_found_though_trees_are_misjudged(
     requests = [request(index) for index in range(num_requests)]
     load = load_of(requests)
     plain = num_requests / costs.predict(step_size(load, (), 0)).total
-    made = CutMachine(AutoPlanner(costs, PlannerSettings(BOUNDS)), costs, random.Random(3))
-    run = made.steps(1500, lambda: fresh_load(requests), lambda _: DRAFT)
+    rates = []
+    for seed in range(3):
+        made = CutMachine(AutoPlanner(costs, PlannerSettings(BOUNDS)), costs, random.Random(seed))
+        rates.append(made.steps(1500, lambda: fresh_load(requests), lambda _: DRAFT).rate(500))
     shapes = [cut.shape(BOUNDS) for cut in CUTS if cut.threshold > 3 and cut.width == 0]
     best = max(rate_of(costs, load, DRAFT, shape, 600 // num_requests) for shape in shapes)
-    assert run.rate(700) > 0.95 * max(best, plain)
+    assert sum(rates) / len(rates) > 0.94 * max(best, plain)
 
 
 def test_a_burst_begins_when_drafts_have_caught_up_and_then_runs_in_a_row() -> None:

@@ -48,7 +48,7 @@ class TwoMinds:
 def test_a_foreign_profile_does_not_make_speculation_slower_than_plain(believed: str, true: str, batch: int) -> None:
     """One that is too hopeful is found out within some hundred steps; one that is too gloomy costs what it forgoes."""
     shares = []
-    for seed in range(8):
+    for seed in range(16):
         minds = TwoMinds.of(believed, true, noise=0.1, seed=seed)
         requests = [request(index) for index in range(batch)]
         run = minds.machine.steps(2400, requests, lambda _: RATES["fair"])

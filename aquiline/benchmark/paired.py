@@ -1,0 +1,123 @@
+"""Speculation settings that take turns group by group of prompts, so that a ratio says how sure it is.
+
+A shared machine changes its speed by tens of per cent within seconds. Over one group of prompts all settings meet it in
+about the same state, so the ratios of groups scatter far less than their speeds, and their scatter tells what the mean
+is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from aquiline.benchmark.offline import Run, Sweep, answer, config_of, started
+from aquiline.llm import LLM, Conversation
+from aquiline.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PairedRatio:
+    """How many times as fast as another setting.
+
+    Attributes:
+        mean: geometric, over groups.
+        standard_error: of the mean, as a share of it; None: there is a single group.
+        num_pairs: groups in which both filled their batch.
+    """
+
+    mean: float
+    standard_error: float | None
+    num_pairs: int
+
+    def figures(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        error = self.standard_error
+        return {
+            "mean": round(self.mean, 4),
+            "standard_error": None if error is None else round(error, 4),
+            "num_pairs": self.num_pairs,
+        }
+
+
+def paired_ratio(speeds: Sequence[float], others: Sequence[float]) -> PairedRatio | None:
+    """Ratio of speeds that belong together pair by pair; None: no pair has both.
+
+    Worked example, 110 and 240 tokens/s against 100 and 200: ratios of 1.1 and 1.2 have the geometric mean 1.149 and,
+    as their logarithms are .087 apart, a standard error of .0435.
+    """
+    logs = [math.log(one / other) for one, other in zip(speeds, others, strict=True) if one > 0.0 and other > 0.0]
+    if not logs:
+        return None
+    error = stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else None
+    return PairedRatio(math.exp(fmean(logs)), error, len(logs))
+
+
+def num_groups(num_conversations: int, batch_size: int) -> int:
+    """Groups of as many conversations as a batch holds, the last one perhaps smaller."""
+    return -(-num_conversations // batch_size)
+
+
+def measure_paired(
+    llm: LLM,
+    conversations: Sequence[Conversation],
+    params: SamplingParams,
+    sweep: Sweep,
+    on_run: Callable[[int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Answer all conversations with every mode at every batch size, group by group.
+
+    Every mode has one engine for all rounds of a batch size, without a prefix cache, in which it would find its prompts
+    again. Every second group begins with the last mode.
+
+    Args:
+        on_run: called with the number of finished groups, each mode and round counted.
+
+    Returns:
+        Rows as those of `measure_offline`, of sums over all rounds that count, with `ratio`: the speed of full batches
+        as a multiple of that of the first mode.
+    """
+    rows: list[dict[str, Any]] = []
+    num_done = 0
+    for batch_size in sweep.batch_sizes:
+        engines = [
+            started(llm, config_of(llm, batch_size, mode, shares_prompts=False), conversations, params)
+            for mode in sweep.modes
+        ]
+        tallies = [engine.engine.compare_forecasts() for engine in engines]
+        runs: list[list[Run]] = [[] for _ in sweep.modes]
+        for turn in range(sweep.warm_up_rounds + sweep.rounds):
+            if turn == sweep.warm_up_rounds:
+                tallies = [engine.engine.compare_forecasts() for engine in engines]
+            for number, first in enumerate(range(0, len(conversations), batch_size)):
+                group = conversations[first : first + batch_size]
+                order = range(len(engines)) if (turn + number) % 2 == 0 else reversed(range(len(engines)))
+                for place in order:
+                    run = answer(engines[place], group, params, batch_size)
+                    if turn >= sweep.warm_up_rounds:
+                        runs[place].append(run)
+                    num_done += 1
+                    if on_run is not None:
+                        on_run(num_done)
+        speeds = [[run.full_batch.tokens_per_second for run in found] for found in runs]
+        for mode, found, own, tally in zip(sweep.modes, runs, speeds, tallies, strict=True):
+            ratio = paired_ratio(own, speeds[0])
+            rows.append(
+                {
+                    "batch_size": batch_size,
+                    "speculate": mode.text,
+                    **_sum(found).figures(),
+                    "ratio": None if ratio is None else ratio.figures(),
+                    "forecast": tally.figures(),
+                }
+            )
+    return rows
+
+
+def _sum(runs: Sequence[Run]) -> Run:
+    total = runs[0]
+    for run in runs[1:]:
+        total = total + run
+    return total
