@@ -20,7 +20,7 @@ MOST_PROBE_SLOWDOWN = 1.1
 LEAST_PROBE_SHARE = 0.5
 # Trees that end where the draft has no confidence teach of smaller ones too, so there is less to find out by detours;
 # there, one counts as so much of a step, for it takes planning, and steps around it cannot rest.
-LEAST_DETOUR_SHARE = 0.05
+LEAST_DETOUR_SHARE = 0.15
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class Lessons:
     num_steps: int
 
 
-LESSONS = (Lessons(1024, 512, 8), Lessons(256, 160, 4), Lessons(48, 32, 2))
+LESSONS = (Lessons(512, 256, 8), Lessons(128, 96, 4), Lessons(48, 32, 2))
 # Plain steps teach little, and repeat a plan so often from the first on.
 STEPS_OF_A_PLAIN_REST = 3
 # After so many of them in a row, one of so many suffices for learning, however little is known of the draft.
@@ -82,7 +82,8 @@ class Rests:
         # Requests that come and go are planned for at once; what is asked for them stays the same.
         is_alike, self.plan, self._num_left = plan.shape == self.plan.shape, plan, 0
         asks_for_more = bool(plan.num_new_draft_rows or plan.gives_up)
-        if not is_alike or not most or asks_for_more:
+        # Where much is known, a new tree or a new request is no reason to think of the next steps one by one.
+        if not most or (most <= STEPS_OF_A_PLAIN_REST and (asks_for_more or not is_alike)):
             self._num_alike, self._length = 0, STEPS_OF_THE_FIRST_REST
         if asks_for_more:
             return

@@ -43,13 +43,26 @@ def test_rests_grow_as_in_the_worked_example() -> None:
 def test_a_plan_that_asks_for_something_ends_the_rest(plan: StepPlan) -> None:
     rests = Rests()
     for _ in range(20):
-        rests.count(IDLE_PLAN, 7)
-    rests.count(plan, 7)
+        rests.count(IDLE_PLAN, 3)
+    rests.count(plan, 3)
     assert not rests.take()
-    rests.count(IDLE_PLAN, 7)
+    rests.count(IDLE_PLAN, 3)
     assert not rests.take()
-    rests.count(IDLE_PLAN, 7)
+    rests.count(IDLE_PLAN, 3)
     assert rests.take() and rests.take() and not rests.take()
+
+
+def test_where_much_is_known_other_trees_and_requests_leave_the_length_of_rests() -> None:
+    rests = Rests()
+    for _ in range(20):
+        rests.count(IDLE_PLAN, 7)
+    rests.count(StepPlan(num_draft_tokens={}, num_new_draft_rows={"a": 3}), 7)
+    # What is asked for is not asked for twice.
+    assert not rests.take()
+    for plan in (StepPlan(chain(1), {"a": 1}, {}), StepPlan(chain(2), {"a": 2}, {})):
+        rests.count(plan, 7)
+        assert [rests.take() for _ in range(8)] == [True] * 7 + [False]
+        assert rests.plan == plan
 
 
 def counted(planner: AutoPlanner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -84,9 +97,9 @@ def test_few_steps_are_planned(rates_name: str, most_plans: int, monkeypatch: py
 
 def test_the_more_is_known_the_fewer_steps_teach() -> None:
     tree = StepPlan(chain(1), {"a": 1}, {})
-    known = [(47, 1000), (255, 1000), (1000, 159), (256, 160), (1024, 511), (1024, 512)]
+    known = [(47, 1000), (127, 1000), (1000, 95), (128, 96), (512, 255), (512, 256)]
     assert [steps_per_lesson(*each) for each in known] == [1, 2, 2, 4, 4, 8]
-    settled = [(0, 0, 47), (0, 0, 48), (255, 1000, 48), (1024, 512, 48)]
+    settled = [(0, 0, 47), (0, 0, 48), (127, 1000, 48), (512, 256, 48)]
     assert [steps_per_lesson(*each) for each in settled] == [1, 4, 4, 8]
     assert [most_rest(tree, each) for each in (1, 4, 8)] == [0, 7, 15]
     assert [most_rest(IDLE_PLAN, each) for each in (1, 4, 8)] == [3, 7, 15]
