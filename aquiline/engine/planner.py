@@ -41,6 +41,8 @@ PATHS_READ_AT_ONCE = 64
 MOST_SIZES = 3
 # A burst begins when the load has been what it is for so many steps.
 STEPS_BEFORE_A_BURST = 12
+# One of so many steps with trees that repeat a plan teaches.
+STEPS_OF_A_LESSON = 2
 # After so many plain steps in a row, drafts follow few of the new requests.
 STEPS_TO_SETTLE = 256
 
@@ -142,7 +144,7 @@ class AutoPlanner:
             self.learns = plan is not None and burst.is_warm
         else:
             plan = self._rests.plan if self._rests.take() else None
-            self.learns = False
+            self.learns = bool(plan and plan.num_draft_tokens) and self._rests.num_rested % STEPS_OF_A_LESSON == 0
         self.planning_seconds = 0.0
         return plan
 

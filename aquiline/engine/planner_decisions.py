@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from aquiline.config import Objective
 from aquiline.engine.acceptance import NUM_KINDS, SKILLS, USUAL_SKILL, AcceptanceEstimator
 from aquiline.engine.acceptance_prior import AcceptancePriors, RequestClass
@@ -23,6 +25,8 @@ from aquiline.engine.tree_families import TreeBounds
 # A better choice must be better by this much before it replaces the current one; more to begin or end speculating.
 MARGIN = 0.01
 SWITCH_MARGIN = 0.02
+# The best of a hundred forecasts promises more than comes, and only plain steps have a single one.
+TREES_DISCOUNT = 0.98
 # Plain decoding teaches nothing of the draft, so a few unlucky steps shall not lead to it.
 EARLY_MARGIN = 0.06
 EARLY_PATHS = 24
@@ -157,7 +161,8 @@ class Decider:
         return outlook(table, situation, self._costs, self._objective)
 
     def _decision(self, situation: Situation, seen: Outlook, current_key: tuple[int, int, int]) -> Decision:
-        score = seen.score
+        score = np.where(seen.score > 0.0, seen.score * TREES_DISCOUNT, seen.score)
+        score[0] = seen.score[0]
         best, current = int(score.argmax()), seen.find(current_key)
         if best and self._estimator.num_trees < EARLY_TREES:
             # Deep trees teach of all that are shallower, but not the other way round.

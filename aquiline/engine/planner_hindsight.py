@@ -12,7 +12,7 @@ from dataclasses import dataclass
 # Steps fade with this half-life. Forecasts are believed like so many seen steps, and like so many tokens that came.
 FADING = 0.5 ** (1 / 100)
 PRIOR_STEPS = 12.0
-PRIOR_TOKENS = 200.0
+PRIOR_TOKENS = 100.0
 TOKENS_FADING = 0.5 ** (1 / 500)
 # A step counts within bounds, and so do all together.
 LEAST_RATIO, MOST_RATIO = 0.5, 2.0
@@ -70,7 +70,7 @@ class Hindsight:
 
     Worked example, trees of 4 requests that are foretold to take 5 ms and to commit 6 tokens, and take 5.5 and commit
     5.5: behind 12 steps `tree_seconds` is (12 * 1.1 + 12) / 24 = 1.05, for forecasts weigh as many, and behind 48
-    steps 1.08. `tree_gain` is (12 * 1.5 + 200) / (12 * 2 + 200) = .97 and .92.
+    steps 1.08. `tree_gain` is (12 * 1.5 + 100) / (12 * 2 + 100) = .95 and .87.
 
     Args:
         corrects_gains: False: only times. Shapes that are settled before anything is drawn have few rates, of which

@@ -91,8 +91,8 @@ def test_few_steps_are_planned(rates_name: str, most_plans: int, monkeypatch: py
         assert len(plans) >= 300 // 16
         assert sum(run.choices[-300:]) <= 8
     else:
-        # But for a few that learn what plain steps take.
-        assert sum(map(bool, run.choices[-100:])) >= 95
+        # But for one burst that learns what plain steps take.
+        assert sum(map(bool, run.choices[-100:])) >= 100 - 8 - 2
 
 
 def test_the_more_is_known_the_fewer_steps_teach() -> None:
