@@ -110,7 +110,7 @@ def test_turns_after_every_batch_count_as_runs(
     assert main(["bench", "offline", "--prompts", prompts, "--paired", "--rounds", "3"]) == 0
     text = capsys.readouterr().out
     assert "1.25" in text and "0.03" in text and "the first" in text
-    assert sweeps == [offline.Sweep((1,), bench_offline.modes_of("off,auto"), 3, 0)]
+    assert sweeps == [offline.Sweep((1,), (parse_speculation("off"), parse_speculation("auto")), 3, 0)]
 
 
 @pytest.mark.parametrize(
