@@ -125,15 +125,11 @@ class Run:
         outputs = [*self.outputs, *other.outputs]
         return Run(outputs, self.seconds + other.seconds, in_phases, self.full_batch + other.full_batch)
 
-    @property
-    def num_committed(self) -> int:
-        """Output tokens of all answers."""
-        return sum(len(sample.token_ids) for output in self.outputs for sample in output.outputs)
-
     def figures(self) -> dict[str, Any]:
         """Ready for JSON."""
         samples = [sample for output in self.outputs for sample in output.outputs]
-        num_committed, num_steps = self.num_committed, sum(each.speculation.num_verify_steps for each in samples)
+        num_committed = sum(len(sample.token_ids) for sample in samples)
+        num_steps = sum(sample.speculation.num_verify_steps for sample in samples)
         return {
             "num_committed_tokens": num_committed,
             "tokens_per_second": round(num_committed / self.seconds, 2),
@@ -149,8 +145,8 @@ def answer(measured: LLM, conversations: Sequence[Conversation], params: Samplin
     """Answer all conversations."""
     recorder = measured.record_steps()
     before = dict(measured.engine.clock.seconds)
-    started = time.perf_counter()
+    start = time.perf_counter()
     outputs = measured.chat(list(conversations), params)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - start
     in_phases = {name: spent - before.get(name, 0.0) for name, spent in measured.engine.clock.seconds.items()}
     return Run(outputs, seconds, in_phases, full_batch_of(recorder.records, min(batch_size, len(outputs))))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from statistics import fmean, stdev
 from typing import Any
 
@@ -60,6 +62,12 @@ def num_groups(num_conversations: int, batch_size: int) -> int:
     return -(-num_conversations // batch_size)
 
 
+def num_group_runs(sweep: Sweep, num_conversations: int) -> int:
+    """How often a group is answered: by every mode, at every batch size, in every round."""
+    groups = sum(num_groups(num_conversations, batch_size) for batch_size in sweep.batch_sizes)
+    return groups * len(sweep.modes) * (sweep.warm_up_rounds + sweep.rounds)
+
+
 def measure_paired(
     llm: LLM,
     conversations: Sequence[Conversation],
@@ -108,16 +116,9 @@ def measure_paired(
                 {
                     "batch_size": batch_size,
                     "speculate": mode.text,
-                    **_sum(found).figures(),
+                    **reduce(add, found).figures(),
                     "ratio": None if ratio is None else ratio.figures(),
                     "forecast": tally.figures(),
                 }
             )
     return rows
-
-
-def _sum(runs: Sequence[Run]) -> Run:
-    total = runs[0]
-    for run in runs[1:]:
-        total = total + run
-    return total

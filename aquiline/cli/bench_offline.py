@@ -125,14 +125,12 @@ def run(args: argparse.Namespace) -> None:
     settings = check_arguments(args)
     llm = open_llm(settings)
     from aquiline.benchmark.offline import Sweep, measure_offline
-    from aquiline.benchmark.paired import measure_paired, num_groups
+    from aquiline.benchmark.paired import measure_paired, num_group_runs
 
     sweep = Sweep(settings.batch_sizes, settings.modes, settings.rounds, settings.warm_up_rounds)
     num_runs, measure = sweep.num_runs, measure_offline
     if settings.is_paired:
-        num_prompts = len(settings.conversations)
-        num_groups_of_all = sum(num_groups(num_prompts, batch_size) for batch_size in settings.batch_sizes)
-        num_runs, measure = num_runs // len(settings.batch_sizes) * num_groups_of_all, measure_paired
+        num_runs, measure = num_group_runs(sweep, len(settings.conversations)), measure_paired
     with shown_bar("measuring", num_runs) as bar:
         rows = measure(llm, settings.conversations, settings.params, sweep, bar)
     result = {"kind": "offline", "backend": llm.backend, "num_prompts": len(settings.conversations), "rows": rows}

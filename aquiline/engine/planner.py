@@ -27,7 +27,7 @@ from aquiline.engine.planner_hindsight import Foretold
 from aquiline.engine.planner_probes import LEAST_DETOUR_SHARE, Probes, regret_of
 from aquiline.engine.planner_reports import observe_times
 from aquiline.engine.planner_rest import IDLE_PLAN, Rests, most_rest, steps_per_lesson
-from aquiline.engine.planner_shares import plan_of
+from aquiline.engine.planner_shares import holds_all, plan_of
 from aquiline.request import Request
 from aquiline.speculation import StaticTree, TreeShape
 
@@ -180,7 +180,7 @@ class AutoPlanner:
         settled = self._debt.plan(load, plan, debt, best.seconds, self.costs, self._use(load, best))
         if self._burst is not None:
             self._burst.follow(settled)
-        if shown is not None and len(settled.num_draft_tokens or ()) == len(plan.num_draft_tokens or ()):
+        if shown is not None and holds_all(settled, plan):
             grows = shown.candidate is not PLAIN
             self._foretold = Foretold(load.num_roots, grows, shown.seconds, shown.expected, shown.correction)
         return settled
@@ -192,21 +192,22 @@ class AutoPlanner:
         if decision.probe is not None:
             return self._probes.tree_among_plain(load, seconds, decision.probe, self.costs)
         may_burst = decision.may_burst and self._num_at_load >= STEPS_BEFORE_A_BURST
-        if may_burst and self._is_unknown(decision):
-            self._burst = Burst.of(decision.seen.forecast(decision.detours[0]), load.growing, choice.kinds)
-            return None
-        detour = decision.seen.forecast(self._probes.next_of(decision.detours))
+        is_unknown = may_burst and self._is_unknown(decision)
+        detour = decision.seen.forecast(decision.detours[0] if is_unknown else self._probes.next_of(decision.detours))
         is_burst = may_burst and (detour.candidate is PLAIN) != (decision.best.candidate is PLAIN)
-        lost = regret_of(decision.best, detour)
-        if self.bounds.reads_confidence:
-            lost = max(lost, LEAST_DETOUR_SHARE * decision.best.seconds)
-        lost = max(decision.lost_seconds, lost * BURST_STEPS if is_burst else lost)
-        if not self._probes.detour(seconds, lost):
+        if not is_unknown and not self._probes.detour(seconds, self._lost_by(detour, decision, is_burst)):
             return None
         if is_burst:
             self._burst = Burst.of(detour, load.growing, choice.kinds)
             return None
         return plan_of(detour, load.growing, choice.kinds)
+
+    def _lost_by(self, detour: Forecast, decision: Decision, is_burst: bool) -> float:
+        """Seconds that a detour is reckoned to lose, all its steps together."""
+        lost = regret_of(decision.best, detour)
+        if self.bounds.reads_confidence:
+            lost = max(lost, LEAST_DETOUR_SHARE * decision.best.seconds)
+        return max(decision.lost_seconds, lost * BURST_STEPS if is_burst else lost)
 
     def _is_unknown(self, decision: Decision) -> bool:
         """Whether the other sort of steps was never seen at this load, and is nearly as good."""

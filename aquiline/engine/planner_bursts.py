@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from aquiline.engine.forecast import Forecast
 from aquiline.engine.plan import StepPlan
 from aquiline.engine.planner_hindsight import STEPS_TO_WARM_UP
-from aquiline.engine.planner_shares import plan_of
+from aquiline.engine.planner_shares import holds_all, plan_of
 from aquiline.request import Request
 
 BURST_STEPS = 8
@@ -52,9 +52,9 @@ class Burst:
         return self._num_run > STEPS_TO_WARM_UP
 
     def follow(self, plan: StepPlan) -> None:
-        """A step runs with this plan, which holds fewer trees than are wanted while drafts have to catch up."""
+        """A step runs with this plan."""
         self.plan = plan
-        if len(plan.num_draft_tokens or ()) == len(self.wanted.num_draft_tokens or ()):
+        if holds_all(plan, self.wanted):
             self._num_run += 1
         else:
             self._num_before += 1

@@ -25,6 +25,11 @@ def plan_of(choice: Forecast, growing: Sequence[Request], kinds: Sequence[int]) 
     return StepPlan(candidate.shape.truncated(max(held.values())), held, {}) if held else IDLE_PLAN
 
 
+def holds_all(plan: StepPlan, wanted: StepPlan) -> bool:
+    """Whether a plan holds all trees that are wanted; while drafts have to catch up, some are missing."""
+    return len(plan.num_draft_tokens or ()) == len(wanted.num_draft_tokens or ())
+
+
 def _within_room(candidate: Candidate, room: int, growing: Sequence[Request], kinds: Sequence[int]) -> dict[str, int]:
     """Nodes by request when all together may hold no more than `room`.
 
