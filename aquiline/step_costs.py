@@ -26,7 +26,7 @@ from aquiline.engine.tuning import SHORT_BUDGET_SECONDS, SHORT_ROUNDS, SHORT_STA
 from aquiline.errors import ModelFormatError, UserError
 from aquiline.kernels import cpu
 from aquiline.model_store import aquiline_home
-from aquiline.models.draft_metadata import read_draft_metadata
+from aquiline.models.draft_metadata import read_draft_metadata, served_quantization
 
 CostCallback = Callable[[str, int, int], None]
 """Called with why costs are being measured, how many steps are done, and of how many."""
@@ -143,7 +143,7 @@ class StepCostBook:
             draft=None if self.draft is None else _identity(self.draft),
             backend=self.backend,
             quantization=config.quantization,
-            draft_quantization=config.draft_quantization,
+            draft_quantization=self._draft_quantization(config.draft_quantization),
             dtype=config.dtype,
             kv_dtype=config.kv_dtype,
             num_threads=self.num_threads,
@@ -152,6 +152,11 @@ class StepCostBook:
             machine=machine_identity(),
             release=_release(),
         )
+
+    def _draft_quantization(self, asked: str) -> str:
+        if self.draft is None or self.backend != "cpu":
+            return asked
+        return served_quantization(asked, read_draft_metadata(self.draft))
 
 
 def _identity(path: Path) -> str:

@@ -70,6 +70,13 @@ TRAINING_OPTIONS = (
     Option("--ema-decay", "ema_decay", "of the moving average of the weights that is written; 0: none", number, "X"),
     Option("--feature-noise", "feature_noise", "on the features of eagle1 heads", number, "X"),
     Option("--freeze-head", "freeze_head", "leave the head's last matrix as it starts"),
+    Option(
+        "--quantization-aware",
+        "quantization_aware",
+        "round weights in training as they will be served: none, int8 or int4",
+        str,
+        "KIND",
+    ),
     Option("--dtype", "dtype", "of activations, and of features as served: bfloat16 or float32", str, "DTYPE"),
     Option("--seed", "seed", "of data order, start and noise", integer, "S"),
     Option("--checkpoint-every", "checkpoint_every", "answer tokens between checkpoints", integer, "N"),

@@ -20,13 +20,12 @@ from aquiline.engine.draft_debt import DraftUse, debt_of
 from aquiline.engine.forecast import Forecast
 from aquiline.engine.plan import StepLoad, StepPlan, StepReport, TreeOutcome
 from aquiline.engine.planner_attention import Attention
-from aquiline.engine.planner_bursts import BURST_STEPS, Burst
 from aquiline.engine.planner_candidates import PLAIN
-from aquiline.engine.planner_decisions import Decider, Decision, PlannerSettings, is_close, situation_key
+from aquiline.engine.planner_decisions import Decider, Decision, PlannerSettings, situation_key
+from aquiline.engine.planner_detours import Detours, Situated
 from aquiline.engine.planner_hindsight import Foretold
-from aquiline.engine.planner_probes import LEAST_DETOUR_SHARE, Probes, regret_of
 from aquiline.engine.planner_reports import observe_times
-from aquiline.engine.planner_rest import IDLE_PLAN, Rests, most_rest, steps_per_lesson
+from aquiline.engine.planner_rest import IDLE_PLAN, Rests, most_rest, rests_of_a_lesson, steps_per_lesson
 from aquiline.engine.planner_shares import holds_all, plan_of
 from aquiline.request import Request
 from aquiline.speculation import StaticTree, TreeShape
@@ -39,10 +38,6 @@ REPORTS_READ_EARLY = 4
 PATHS_READ_AT_ONCE = 64
 # Steps whose trees end where the draft has no confidence have many sizes; so many stand for all.
 MOST_SIZES = 3
-# A burst begins when the load has been what it is for so many steps.
-STEPS_BEFORE_A_BURST = 12
-# One of so many steps with trees that repeat a plan teaches.
-STEPS_OF_A_LESSON = 2
 # After so many plain steps in a row, drafts follow few of the new requests.
 STEPS_TO_SETTLE = 256
 
@@ -97,17 +92,16 @@ class AutoPlanner:
         self.is_hopeless = False
         self.decider = Decider(costs, settings, self.estimator)
         self._debt = settings.debt
-        self._probes = Probes()
+        self._detours = Detours(costs, self.decider.hindsight, settings.bounds.reads_confidence)
         self._rests = Rests()
         self._attention = Attention()
         self._was_alert = False
         # Whether the last plan is what `last` foretells; and what is foretold of it, where all of it is planned.
         self._is_best = True
         self._foretold: Foretold | None = None
-        self._burst: Burst | None = None
         self._current = (*PLAIN.key, 0)
         self._num_requests = 0
-        self._num_roots = self._num_at_load = 0
+        self._num_roots = 0
         self._num_plain_steps = self._num_since_lesson = self._num_since_reading = 0
         self._last_choice: _Choice | None = None
         self._reports: list[StepReport] = []
@@ -130,7 +124,8 @@ class AutoPlanner:
         if self.learns:
             self._num_since_lesson = 0
         if self._is_best:
-            self._rests.count(plan, 0 if self._attention.is_alert else most_rest(plan, per_lesson))
+            is_alert = self._attention.is_alert
+            self._rests.count(plan, most_rest(per_lesson, is_alert), rests_of_a_lesson(plan, per_lesson, is_alert))
         else:
             self._rests.pause()
         self.planning_seconds = time.perf_counter() - start
@@ -138,13 +133,13 @@ class AutoPlanner:
 
     def rest(self) -> StepPlan | None:
         """See `StepPlanner`."""
-        burst = self._burst
+        burst = self._detours.burst
         if burst is not None:
             plan = burst.repeated()
             self.learns = plan is not None and burst.is_warm
         else:
             plan = self._rests.plan if self._rests.take() else None
-            self.learns = bool(plan and plan.num_draft_tokens) and self._rests.num_rested % STEPS_OF_A_LESSON == 0
+            self.learns = plan is not None and self._rests.teaches
         self.planning_seconds = 0.0
         return plan
 
@@ -154,14 +149,14 @@ class AutoPlanner:
         if is_news or len(self._reports) >= self._num_read_at_once:
             self._read_reports()
         num_steps = 1 + self._rests.num_rested
-        self._num_at_load = self._num_at_load + num_steps if load.num_roots == self._num_roots else 0
         self._num_roots = load.num_roots
+        self._detours.see_load(load.num_roots, num_steps)
         debt = debt_of(load)
         if not load.growing:
             plan, seconds = IDLE_PLAN, self._spare_seconds(load)
             whole = seconds + self.costs.other_seconds(load.num_roots, load.num_roots)
             self.last = Forecast(PLAIN, 0, float(load.num_roots), whole, whole, 0.0)
-            self._burst = None
+            self._detours.end()
             return self._debt.plan(load, plan, debt, seconds, self.costs, self._use(load, None))
         choice = self._choose(load, debt.num_behind)
         decision = choice.decision
@@ -169,51 +164,17 @@ class AutoPlanner:
         self._current = best.key
         plan = choice.plan
         self._num_plain_steps = self._num_plain_steps + num_steps if best.candidate is PLAIN else 0
-        if self._burst is not None and not self._burst.goes_on(load.growing):
-            self._burst = None
-        lesson = None if self._burst is not None else self._lesson(load, choice, num_steps)
+        detour = self._detours.next_of(Situated(load, decision, choice.kinds, num_steps))
         shown: Forecast | None = best
-        if self._burst is not None:
-            plan, shown, self.learns, self._is_best = self._burst.wanted, self._burst.forecast, False, False
-        elif lesson is not None:
-            plan, shown, self.learns, self._is_best = lesson, None, True, False
+        if detour is not None:
+            plan, shown, self._is_best = detour.plan, detour.forecast, False
+            self.learns = shown is None
         settled = self._debt.plan(load, plan, debt, best.seconds, self.costs, self._use(load, best))
-        if self._burst is not None:
-            self._burst.follow(settled)
+        self._detours.follow(settled)
         if shown is not None and holds_all(settled, plan):
             grows = shown.candidate is not PLAIN
             self._foretold = Foretold(load.num_roots, grows, shown.seconds, shown.expected, shown.correction)
         return settled
-
-    def _lesson(self, load: StepLoad, choice: _Choice, num_steps: int) -> StepPlan | None:
-        """What this step may do instead of the best, to learn; None: nothing, or a burst. It stands for some steps."""
-        decision = choice.decision
-        seconds = num_steps * decision.best.seconds
-        if decision.probe is not None:
-            return self._probes.tree_among_plain(load, seconds, decision.probe, self.costs)
-        may_burst = decision.may_burst and self._num_at_load >= STEPS_BEFORE_A_BURST
-        is_unknown = may_burst and self._is_unknown(decision)
-        detour = decision.seen.forecast(decision.detours[0] if is_unknown else self._probes.next_of(decision.detours))
-        is_burst = may_burst and (detour.candidate is PLAIN) != (decision.best.candidate is PLAIN)
-        if not is_unknown and not self._probes.detour(seconds, self._lost_by(detour, decision, is_burst)):
-            return None
-        if is_burst:
-            self._burst = Burst.of(detour, load.growing, choice.kinds)
-            return None
-        return plan_of(detour, load.growing, choice.kinds)
-
-    def _lost_by(self, detour: Forecast, decision: Decision, is_burst: bool) -> float:
-        """Seconds that a detour is reckoned to lose, all its steps together."""
-        lost = regret_of(decision.best, detour)
-        if self.bounds.reads_confidence:
-            lost = max(lost, LEAST_DETOUR_SHARE * decision.best.seconds)
-        return max(decision.lost_seconds, lost * BURST_STEPS if is_burst else lost)
-
-    def _is_unknown(self, decision: Decision) -> bool:
-        """Whether the other sort of steps was never seen at this load, and is nearly as good."""
-        other = decision.seen.forecast(decision.detours[0])
-        grows = other.candidate is not PLAIN
-        return not self.decider.hindsight.has_seen(self._num_roots, grows) and is_close(other, decision.best)
 
     def _choose(self, load: StepLoad, num_behind: int) -> _Choice:
         """As in the last step, as long as the same requests are in the same situation."""
@@ -304,7 +265,7 @@ class AutoPlanner:
     def observe(self, report: StepReport) -> None:
         """See `StepPlanner`. Reports are read several at once, which takes far less time than one by one."""
         self._reports.append(report)
-        self._probes.observe(report.outcomes)
+        self._detours.observe(report.outcomes)
 
     def forget(self, request_id: str) -> None:
         """See `StepPlanner`."""

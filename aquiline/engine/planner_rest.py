@@ -27,9 +27,11 @@ class Lessons:
     num_steps: int
 
 
-LESSONS = (Lessons(512, 256, 8), Lessons(128, 96, 4), Lessons(48, 32, 2))
-# Plain steps teach little, and repeat a plan so often from the first on.
-STEPS_OF_A_PLAIN_REST = 3
+LESSONS = (Lessons(1024, 512, 16), Lessons(512, 256, 8), Lessons(128, 96, 4), Lessons(48, 32, 2))
+# Reports are read several at once, and until then there is nothing new to plan with: so many steps repeat any plan.
+STEPS_OF_A_SHORT_REST = 3
+# Where much is known, one of so many resting steps with trees teaches.
+RESTS_OF_A_LESSON = 2
 # After so many of them in a row, one of so many suffices for learning, however little is known of the draft.
 PLAIN_STEPS_TO_SETTLE = 48
 STEPS_OF_A_PLAIN_LESSON = 4
@@ -48,10 +50,22 @@ def steps_per_lesson(num_trees: int, num_known_steps: int, num_plain_steps: int 
     return max(least, next((each.num_steps for each in known), 1))
 
 
-def most_rest(plan: StepPlan, per_lesson: int) -> int:
-    """How many steps may repeat a plan where one of `per_lesson` teaches."""
-    most = 2 * per_lesson - 1 if per_lesson > 1 else 0
-    return most if plan.num_draft_tokens else max(most, STEPS_OF_A_PLAIN_REST)
+def most_rest(per_lesson: int, is_alert: bool = False) -> int:
+    """How many steps may repeat a plan where one of `per_lesson` teaches.
+
+    Args:
+        is_alert: steps are not what was foretold of them.
+    """
+    return STEPS_OF_A_SHORT_REST if is_alert or per_lesson == 1 else 2 * per_lesson - 1
+
+
+def rests_of_a_lesson(plan: StepPlan, per_lesson: int, is_alert: bool = False) -> int:
+    """Of so many steps that repeat a plan, one teaches; 0: none."""
+    if is_alert:
+        return 1
+    if not plan.num_draft_tokens:
+        return 0
+    return 1 if per_lesson == 1 else RESTS_OF_A_LESSON
 
 
 class Rests:
@@ -63,27 +77,31 @@ class Rests:
     Attributes:
         plan: the last one.
         num_rested: steps that repeated it.
+        teaches: whether something is to be learnt from the last step that repeated it.
     """
 
     def __init__(self) -> None:
         self.plan = IDLE_PLAN
         self.num_rested = 0
+        self.teaches = False
+        self._per_lesson = 0
         self._num_alike = 0
         self._num_left = 0
         self._length = STEPS_OF_THE_FIRST_REST
 
-    def count(self, plan: StepPlan, most: int) -> None:
+    def count(self, plan: StepPlan, most: int, per_lesson: int = 0) -> None:
         """A plan was made.
 
         Args:
             most: steps that may repeat it; 0: the next step has to be planned, whatever this one says.
+            per_lesson: the `rests_of_a_lesson`.
         """
-        self.num_rested = 0
+        self.num_rested, self._per_lesson = 0, per_lesson
         # Requests that come and go are planned for at once; what is asked for them stays the same.
         is_alike, self.plan, self._num_left = plan.shape == self.plan.shape, plan, 0
         asks_for_more = bool(plan.num_new_draft_rows or plan.gives_up)
         # Where much is known, a new tree or a new request is no reason to think of the next steps one by one.
-        if not most or (most <= STEPS_OF_A_PLAIN_REST and (asks_for_more or not is_alike)):
+        if not most or (most <= STEPS_OF_A_SHORT_REST and (asks_for_more or not is_alike)):
             self._num_alike, self._length = 0, STEPS_OF_THE_FIRST_REST
         if asks_for_more:
             return
@@ -102,4 +120,5 @@ class Rests:
             return False
         self._num_left -= 1
         self.num_rested += 1
+        self.teaches = self._per_lesson > 0 and self.num_rested % self._per_lesson == 0
         return True

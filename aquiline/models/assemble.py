@@ -13,6 +13,7 @@ from aquiline.config import Backend, Quantization
 from aquiline.errors import DraftMismatchError, InvalidParameterError, UnsupportedFeatureError
 from aquiline.kernels import cpu
 from aquiline.kernels.cpu.packed import GROUP_SIZE, Threads
+from aquiline.models.draft_metadata import served_quantization
 from aquiline.models.eagle import EagleModel
 from aquiline.models.gguf_blocks import KEPT_UNDER
 from aquiline.models.interfaces import DraftModel, TargetModel
@@ -108,7 +109,7 @@ def assemble_draft(
         obstacle = _obstacle(target.config, loaded, settings)
         if obstacle is not None:
             raise UnsupportedFeatureError(f"{path}: {obstacle}; load the target with --backend pytorch")
-        return NativeEagle.pack(loaded.config, loaded.tensors, target, settings.draft_quantization)
+        return _native_draft(loaded, target, settings)
     assert isinstance(target, LlamaModel)
     return EagleModel(loaded.config, dict(loaded.tensors), target.embedding, target.head)
 
@@ -180,8 +181,7 @@ def _on_native_kernels(loaded: LoadedTarget, draft: LoadedDraft | None, settings
     target = _native_target(loaded, () if draft is None else draft.config.aux_layer_ids, settings)
     if draft is None:
         return AssembledModels(target, None, "cpu")
-    eagle = NativeEagle.pack(draft.config, draft.tensors, target, settings.draft_quantization)
-    return AssembledModels(target, eagle, "cpu")
+    return AssembledModels(target, _native_draft(draft, target, settings), "cpu")
 
 
 def _native_target(loaded: LoadedTarget, aux_layer_ids: Sequence[int], settings: ModelSettings) -> NativeLlama:
@@ -189,3 +189,8 @@ def _native_target(loaded: LoadedTarget, aux_layer_ids: Sequence[int], settings:
     return NativeLlama.pack(
         loaded.config, loaded.tensors, settings.quantization, threads, aux_layer_ids=aux_layer_ids, blocks=loaded.blocks
     )
+
+
+def _native_draft(loaded: LoadedDraft, target: NativeLlama, settings: ModelSettings) -> NativeEagle:
+    quantization = served_quantization(settings.draft_quantization, loaded.metadata)
+    return NativeEagle.pack(loaded.config, loaded.tensors, target, quantization)

@@ -12,6 +12,8 @@ from aquiline.errors import InvalidParameterError, ModelFormatError
 from aquiline.models.config_fields import ConfigFields, read_json_object
 
 METADATA_KEY = "aquiline"
+# That a draft can be trained for.
+QUANTIZATIONS = ("int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class DraftMetadata:
         acceptance_prior: share of the steps in which the target's token is the draft's candidate of each rank, by
             depth: `acceptance_prior[depth - 1][rank]`, given that the path above was accepted; at temperature 0.
         acceptance_prior_sampled: the same at temperature 1.
+        quantization: `int8` or `int4`, where the draft was trained to be served in that; "" where it was not.
         provenance: anything else, ready for JSON: data, recipe, versions.
     """
 
@@ -53,7 +56,13 @@ class DraftMetadata:
     acceptance: tuple[AcceptanceFigures, ...] = ()
     acceptance_prior: tuple[tuple[float, ...], ...] = ()
     acceptance_prior_sampled: tuple[tuple[float, ...], ...] = ()
+    quantization: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def served_quantization(asked: str, metadata: DraftMetadata) -> str:
+    """What `auto` means for a draft: what it was trained for, and else int8; anything else that is asked for stands."""
+    return (metadata.quantization or "int8") if asked == "auto" else asked
 
 
 def chain_acceptance_length(conditional_per_position: tuple[float, ...]) -> float:
@@ -88,6 +97,7 @@ def read_draft_metadata(folder: Path) -> DraftMetadata:
         acceptance=tuple(_read_figures(ConfigFields(entry, f"{section.source}.acceptance")) for entry in entries),
         acceptance_prior=_read_prior(section, "acceptance_prior"),
         acceptance_prior_sampled=_read_prior(section, "acceptance_prior_sampled"),
+        quantization=_read_quantization(section),
         provenance={} if provenance is None else section.value("provenance"),
     )
     section.refuse_unread()
@@ -98,8 +108,12 @@ def metadata_settings(metadata: DraftMetadata) -> dict[str, Any]:
     """The section `aquiline` that `read_draft_metadata` reads; {} where there is nothing to say.
 
     Raises:
-        InvalidParameterError: a share outside 0 to 1, or provenance that JSON cannot hold.
+        InvalidParameterError: a share outside 0 to 1, an unknown quantization, or provenance that JSON cannot hold.
     """
+    if metadata.quantization not in ("", *QUANTIZATIONS):
+        raise InvalidParameterError(
+            f"quantization is {metadata.quantization!r}; it must be {' or '.join(QUANTIZATIONS)}, or empty"
+        )
     shares = [figure for figures in metadata.acceptance for figure in figures.conditional_per_position]
     priors = (metadata.acceptance_prior, metadata.acceptance_prior_sampled)
     for share in [*shares, *(share for prior in priors for ranks in prior for share in ranks)]:
@@ -124,6 +138,7 @@ def metadata_settings(metadata: DraftMetadata) -> dict[str, Any]:
         ],
         "acceptance_prior": _prior_settings(metadata.acceptance_prior),
         "acceptance_prior_sampled": _prior_settings(metadata.acceptance_prior_sampled),
+        "quantization": metadata.quantization,
         "provenance": dict(metadata.provenance),
     }
     return {name: value for name, value in settings.items() if value}
@@ -137,6 +152,13 @@ def _read_figures(fields: ConfigFields) -> AcceptanceFigures:
     )
     fields.refuse_unread()
     return figures
+
+
+def _read_quantization(section: ConfigFields) -> str:
+    quantization = section.text("quantization", "")
+    if quantization not in ("", *QUANTIZATIONS):
+        raise section.wrong("quantization", f"it must be {' or '.join(QUANTIZATIONS)}")
+    return quantization
 
 
 def _prior_settings(prior: tuple[tuple[float, ...], ...]) -> dict[str, Any] | None:

@@ -36,6 +36,7 @@ def write_head(folder: Path, checkpoint: Path, target: LlamaConfig, record: Reco
         num_target_layers=target.num_layers,
         acceptance=(AcceptanceFigures(PROMPTS, 0.0, tuple(counts["conditional_acceptance_per_position"])),),
         acceptance_prior=tuple(map(tuple, record["acceptance_prior"]["depth_rank"])),
+        quantization=origin.quantization,
         provenance=origin.provenance,
     )
     write_draft(folder, draft.config, draft.tensors, metadata, layout_for(draft.config, target.num_layers))
@@ -53,6 +54,7 @@ def card_text(config: EagleConfig, metadata: DraftMetadata, record: Record) -> s
         ("Kind", f"{config.kind.upper().replace('EAGLE', 'EAGLE-')}, layers: {config.num_layers}"),
         ("Draft vocabulary", f"{config.draft_vocab_size} of {config.layers.vocab_size} tokens"),
         ("Features", _features(config)),
+        ("Trained to be served in", metadata.quantization or "any quantization"),
         ("Trained tokens", f"{record['num_tokens']:,}, each visit counted"),
         ("Answer tokens in the data", f"{data.get('num_answer_tokens', 0):,}"),
         ("Stages", "; ".join(map(_stage, recipe.get("stages", ())))),

@@ -18,6 +18,7 @@ from aquiline.models.eagle import DraftStates
 from aquiline.models.model_config import EagleConfig
 from aquiline.models.rope import RotaryEmbedding
 from aquiline.models.tensor_shapes import HEAD, ID_MAP, expected_draft_tensors
+from aquiline.training.fake_quantization import ServedQuantization, fake_quantized
 from aquiline.training.unrolled_attention import AttentionPlan, unrolled_attention
 
 Weights = Mapping[str, Tensor]
@@ -76,19 +77,29 @@ class DraftNetwork:
         weights: of the names of `expected_draft_tensors(config)` but the id map; float32.
         frozen: in the dtype of the run.
         trained: names of the weights that are trained; the others stay.
+        quantization: in which the draft will be served, for its matrices are used as they will be then.
     """
 
-    def __init__(self, config: EagleConfig, weights: Weights, frozen: FrozenWeights, trained: list[str]) -> None:
+    def __init__(
+        self,
+        config: EagleConfig,
+        weights: Weights,
+        frozen: FrozenWeights,
+        trained: list[str],
+        quantization: ServedQuantization = "none",
+    ) -> None:
         self.config = config
         self.dtype = frozen.embedding.dtype
         self.frozen = frozen
         self.parameters = {name: weights[name].detach().float().clone().requires_grad_() for name in trained}
         self.fixed = {name: tensor.to(self.dtype) for name, tensor in weights.items() if name not in self.parameters}
+        self._quantization: ServedQuantization = quantization
         self._rotary = RotaryEmbedding(config.layers.rope, config.layers.head_dim, frozen.embedding.device)
 
     def used_weights(self) -> dict[str, Tensor]:
         """All weights in the dtype of the run, tied to the parameters for the backward pass."""
-        return {name: tensor.to(self.dtype) for name, tensor in self.parameters.items()} | self.fixed
+        exact = self.parameters.items()
+        return {name: fake_quantized(tensor, self._quantization).to(self.dtype) for name, tensor in exact} | self.fixed
 
     def head(self, weights: Weights) -> Tensor:
         """The matrix from head inputs to logits [draft_vocab, hidden]."""

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from aquiline.config import Dtype
 from aquiline.errors import InvalidParameterError
+from aquiline.training.fake_quantization import ServedQuantization
 
 DraftKind = Literal["eagle3", "eagle1"]
 LossName = Literal["kl", "ce", "lk", "lk_hybrid", "eagle1"]
@@ -130,6 +131,8 @@ class TrainingSettings:
         ema_decay: of the exponential moving average of the weights that is exported; 0 exports the weights themselves.
         feature_noise: eagle1 only: width of the uniform noise on input features, divided by the number of tokens / 512.
         freeze_head: leave the head as it starts (a fifth faster, about as good early on).
+        quantization_aware: compute with weights rounded to `int8` or `int4`, so that the draft learns to be served in
+            that quantization; `none`: with exact ones.
         dtype: of activations and of the weights as they are used; the weights that are trained are float32.
         seed: of data order, start and noise.
         checkpoint_every: answer tokens between checkpoints.
@@ -157,6 +160,7 @@ class TrainingSettings:
     ema_decay: float = 0.0
     feature_noise: float = 0.2
     freeze_head: bool = False
+    quantization_aware: ServedQuantization = "none"
     dtype: Dtype = "bfloat16"
     seed: int = 0
     checkpoint_every: int = 100_000
@@ -194,6 +198,7 @@ class TrainingSettings:
         if self.label_folder is not None and not self.label_cache_gb:
             raise InvalidParameterError("label_folder is set and label_cache_gb is 0; set both, or neither")
         _one_of("dtype", self.dtype, get_args(Dtype))
+        _one_of("quantization_aware", self.quantization_aware, get_args(ServedQuantization))
         _true_or_false("freeze_head", self.freeze_head)
 
 

@@ -139,7 +139,7 @@ class Trainer:
         )
         start = {name: tensor.to(self._device) for name, tensor in start.items()}
         names = trained_names(self.config, settings.freeze_head)
-        self.network = DraftNetwork(self.config, start, frozen, names)
+        self.network = DraftNetwork(self.config, start, frozen, names, settings.quantization_aware)
         self._teacher = Teacher(target.head_rows(frozen, data.target_ids), data.target_ids, target.config.vocab_size)
         self._optimiser = DraftOptimiser(self.network.parameters, settings)
         self.checkpoints = CheckpointFolder(output, self._identity(), settings.keep_checkpoints)
@@ -304,6 +304,7 @@ class Trainer:
         metadata = DraftMetadata(
             target=self._target.name,
             num_target_layers=self._target.config.num_layers,
+            quantization=self.settings.quantization_aware.replace("none", ""),
             provenance=self._provenance(),
         )
         export_draft(folder, self.config, weights, self._data.target_ids, metadata)

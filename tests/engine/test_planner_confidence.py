@@ -116,8 +116,8 @@ def test_plain_steps_rest_although_trees_brought_less_than_was_foretold() -> Non
     assert len(costs.observed) - num_learnt < 150
 
 
-@pytest.mark.parametrize("num_requests", [1, 8])
-def test_a_draft_that_comes_to_its_senses_is_used_again(num_requests: int) -> None:
+@pytest.mark.parametrize(("num_requests", "num_steps"), [(1, 900), (8, 400)])
+def test_a_draft_that_comes_to_its_senses_is_used_again(num_requests: int, num_steps: int) -> None:
     costs = FormulaCosts(MACHINES["convex"])
     requests = [request(index) for index in range(num_requests)]
     made = machine_for(costs)
@@ -125,7 +125,7 @@ def test_a_draft_that_comes_to_its_senses_is_used_again(num_requests: int) -> No
     for _ in range(2):
         made.steps(400, lambda: fresh_load(requests), lambda _: DRAFTS["decided"])
         made.steps(400, lambda: fresh_load(requests), lambda _: liar)
-    made.steps(400, lambda: fresh_load(requests), lambda _: DRAFTS["decided"])
+    made.steps(num_steps, lambda: fresh_load(requests), lambda _: DRAFTS["decided"])
     run = made.steps(100, lambda: fresh_load(requests), lambda _: DRAFTS["decided"])
     assert sum(map(bool, run.choices[-100:])) > 80
 

@@ -11,7 +11,7 @@ from aquiline.engine.plan import StepPlan
 from aquiline.engine.planner import AutoPlanner
 from aquiline.engine.planner_attention import Attention
 from aquiline.engine.planner_decisions import PlannerSettings
-from aquiline.engine.planner_rest import IDLE_PLAN, Rests, most_rest, steps_per_lesson
+from aquiline.engine.planner_rest import IDLE_PLAN, Rests, most_rest, rests_of_a_lesson, steps_per_lesson
 from aquiline.engine.tree_families import TreeBounds
 from aquiline.request import SamplingParams
 from aquiline.speculation import chain
@@ -97,12 +97,31 @@ def test_few_steps_are_planned(rates_name: str, most_plans: int, monkeypatch: py
 
 def test_the_more_is_known_the_fewer_steps_teach() -> None:
     tree = StepPlan(chain(1), {"a": 1}, {})
-    known = [(47, 1000), (127, 1000), (1000, 95), (128, 96), (512, 255), (512, 256)]
-    assert [steps_per_lesson(*each) for each in known] == [1, 2, 2, 4, 4, 8]
+    known = [(47, 1000), (127, 1000), (1000, 95), (128, 96), (512, 255), (512, 256), (1024, 511), (1024, 512)]
+    assert [steps_per_lesson(*each) for each in known] == [1, 2, 2, 4, 4, 8, 8, 16]
     settled = [(0, 0, 47), (0, 0, 48), (127, 1000, 48), (512, 256, 48)]
     assert [steps_per_lesson(*each) for each in settled] == [1, 4, 4, 8]
-    assert [most_rest(tree, each) for each in (1, 4, 8)] == [0, 7, 15]
-    assert [most_rest(IDLE_PLAN, each) for each in (1, 4, 8)] == [3, 7, 15]
+    assert [most_rest(each) for each in (1, 2, 4, 8, 16)] == [3, 3, 7, 15, 31]
+    assert [rests_of_a_lesson(tree, each) for each in (1, 2, 16)] == [1, 2, 2]
+    assert [rests_of_a_lesson(IDLE_PLAN, each) for each in (1, 2, 16)] == [0, 0, 0]
+
+
+def test_while_steps_are_not_what_was_foretold_rests_are_short_and_all_of_them_teach() -> None:
+    for plan in (StepPlan(chain(1), {"a": 1}, {}), IDLE_PLAN):
+        assert {most_rest(each, True) for each in (1, 4, 16)} == {3}
+        assert {rests_of_a_lesson(plan, each, True) for each in (1, 4, 16)} == {1}
+
+
+@pytest.mark.parametrize(("per_lesson", "expected"), [(0, []), (1, [1, 2, 3, 4, 5, 6, 7]), (2, [2, 4, 6])])
+def test_one_of_so_many_resting_steps_teaches(per_lesson: int, expected: list[int]) -> None:
+    rests, taught = Rests(), []
+    for _ in range(8):
+        taught.clear()
+        rests.count(IDLE_PLAN, 7, per_lesson)
+        while rests.take():
+            if rests.teaches:
+                taught.append(rests.num_rested)
+    assert taught == expected
 
 
 def test_plans_with_trees_rest_longer_and_only_where_they_may() -> None:
@@ -191,7 +210,7 @@ def test_a_request_without_a_tree_fades_for_every_step_that_rested(monkeypatch: 
     requests, num_steps = [request(index) for index in range(2)], 0
     with_tree = StepPlan(chain(1), {"r0": 1}, {})
     monkeypatch.setattr("aquiline.engine.planner.plan_of", lambda best, growing, kinds: with_tree)
-    monkeypatch.setattr("aquiline.engine.planner.most_rest", lambda plan, per_lesson: 7)
+    monkeypatch.setattr("aquiline.engine.planner.most_rest", lambda per_lesson, is_alert: 7)
     for _ in range(20):
         if planner.rest() is None:
             planner.plan(load_of(requests))

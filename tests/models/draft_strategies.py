@@ -147,5 +147,6 @@ def metadatas(draw: st.DrawFn, num_target_layers: int | None) -> DraftMetadata:
         acceptance=tuple(draw(st.lists(figures, max_size=2))),
         acceptance_prior=tuple(draw(st.lists(shares, max_size=3))),
         acceptance_prior_sampled=tuple(draw(st.lists(shares, max_size=3))),
+        quantization=draw(st.sampled_from(("", "int8", "int4"))),
         provenance=draw(st.dictionaries(NAMES, values, max_size=3)),
     )

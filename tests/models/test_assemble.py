@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -101,6 +102,21 @@ def test_the_draft_is_packed_as_asked(folder: Path) -> None:
     automatic = assemble_models(folder / "target", folder / "draft", SETTINGS).draft
     assert sizes[0] > sizes[1] > sizes[2]
     assert isinstance(automatic, NativeEagle) and automatic.num_bytes == sizes[1]
+
+
+@needs_native
+@pytest.mark.parametrize(("asked", "served"), [("auto", "int4"), ("int8", "int8"), ("none", "none")])
+def test_a_draft_is_served_as_it_was_trained_unless_something_else_is_asked_for(
+    asked: str, served: str, folder: Path, tmp_path: Path
+) -> None:
+    plain = replace(SETTINGS, draft_quantization=served)  # type: ignore[arg-type]
+    expected = assemble_models(folder / "target", folder / "draft", plain).draft
+    trained = Path(shutil.copytree(folder / "draft", tmp_path / "draft"))
+    config = json.loads((trained / "config.json").read_text())
+    (trained / "config.json").write_text(json.dumps(config | {"aquiline": {"quantization": "int4"}}))
+    draft = assemble_models(folder / "target", trained, replace(SETTINGS, draft_quantization=asked)).draft  # type: ignore[arg-type]
+    assert isinstance(draft, NativeEagle) and isinstance(expected, NativeEagle)
+    assert draft.num_bytes == expected.num_bytes
 
 
 @needs_native

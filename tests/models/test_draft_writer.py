@@ -265,6 +265,7 @@ def test_metadata_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
         replace(MADE_FOR, provenance={"loss": float("nan")}),
         replace(MADE_FOR, acceptance_prior=((1.5,),)),
         replace(MADE_FOR, acceptance_prior_sampled=((-0.5,),)),
+        replace(MADE_FOR, quantization="int3"),
     ):
         with pytest.raises(InvalidParameterError):
             write_draft(tmp_path / "new", draft.config, draft.tensors, metadata, "eagle3")
