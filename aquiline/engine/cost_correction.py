@@ -34,6 +34,9 @@ OWN_WEIGHT = 0.02
 LOOSE_HOLD = 0.05
 RATIO_PACE = 0.1
 SMALLEST_SCALE = 0.02
+# Further rows become cheaper beside the first by so much at once; moods of one machine differ by less. Should they
+# become dearer, that is believed as it comes, for then trees are left, which shows the truth.
+MOST_FALL = 1.5
 # Of a logarithm; where little was seen yet, more is believed.
 LARGEST_SURPRISE = 0.15
 FIRST_SURPRISE = 0.6
@@ -140,7 +143,13 @@ class TwoScales:
         determinant = uu * xx - ux * ux
         first = (uy * xx - xy * ux) / determinant
         more = (xy * uu - uy * ux) / determinant
-        self.first, self.more = max(first, SMALLEST_SCALE), max(more, SMALLEST_SCALE)
+        first, more = max(first, SMALLEST_SCALE), max(more, SMALLEST_SCALE)
+        least = ratio / MOST_FALL
+        if more < least * first:
+            # Among steps of about one size a few slow plain ones would make further rows free.
+            first = max(SMALLEST_SCALE, (uy + least * xy) / (uu + 2.0 * least * ux + least * least * xx))
+            more = least * first
+        self.first, self.more = first, more
 
 
 @dataclass(frozen=True, slots=True)

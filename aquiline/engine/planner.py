@@ -118,7 +118,7 @@ class AutoPlanner:
         self._num_since_lesson += 1 + self._rests.num_rested
         self._num_since_reading += 1 + self._rests.num_rested
         is_due = self._num_since_lesson >= per_lesson
-        self.learns = is_due or self._attention.is_alert
+        self.learns = is_due or self._attention.is_alert or self._rests.is_surprised
         self._is_best, self._foretold = True, None
         plan = self._new_plan(load)
         if self.learns:
@@ -239,6 +239,8 @@ class AutoPlanner:
     def glance(self, seconds: float, num_accepted: int) -> None:
         """See `StepPlanner`."""
         self._glances.append(_Glance(seconds, num_accepted, self._foretold, self._is_best))
+        if self._is_best and self.last is not None:
+            self._rests.see(seconds, self.last.seconds)
 
     def _attend(self) -> None:
         """Compare the steps since the last plan with what was foretold."""

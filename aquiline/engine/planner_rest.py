@@ -32,6 +32,9 @@ LESSONS = (Lessons(1024, 512, 16), Lessons(512, 256, 8), Lessons(128, 96, 4), Le
 STEPS_OF_A_SHORT_REST = 3
 # Where much is known, one of so many resting steps with trees teaches.
 RESTS_OF_A_LESSON = 2
+# So many steps in a row that take so many times what was foretold end a rest: nobody tries a bad choice 31 times.
+SURPRISING_RATIO = 1.4
+SURPRISES_THAT_END_A_REST = 3
 # After so many of them in a row, one of so many suffices for learning, however little is known of the draft.
 PLAIN_STEPS_TO_SETTLE = 48
 STEPS_OF_A_PLAIN_LESSON = 4
@@ -88,6 +91,7 @@ class Rests:
         self._num_alike = 0
         self._num_left = 0
         self._length = STEPS_OF_THE_FIRST_REST
+        self._num_surprises = 0
 
     def count(self, plan: StepPlan, most: int, per_lesson: int = 0) -> None:
         """A plan was made.
@@ -113,6 +117,17 @@ class Rests:
     def pause(self) -> None:
         """A step went another way, to learn; the plans around it may ask for the same all the while."""
         self.num_rested = self._num_left = 0
+
+    def see(self, seconds: float, foretold: float) -> None:
+        """A step has run as it was planned."""
+        self._num_surprises = self._num_surprises + 1 if seconds > SURPRISING_RATIO * foretold else 0
+        if self._num_surprises >= SURPRISES_THAT_END_A_REST:
+            self._num_left = 0
+
+    @property
+    def is_surprised(self) -> bool:
+        """Whether the last steps have taken far longer than they should."""
+        return self._num_surprises >= SURPRISES_THAT_END_A_REST
 
     def take(self) -> bool:
         """Whether one more step may repeat the last plan; counts it."""

@@ -104,6 +104,19 @@ def test_accidents_hardly_move_the_scales() -> None:
         assert 0.9 < scales.of(1.0, 0.5) / 1.5 < 1.15
 
 
+@pytest.mark.parametrize("slowdown", [1.2, 1.4, 1.8])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mood_that_only_plain_steps_met_makes_no_row_free(slowdown: float, seed: int) -> None:
+    dice, scales = random.Random(seed), TwoScales()
+    for step in range(400):
+        is_plain = 200 <= step < 220
+        more = 0.1 * (1 if is_plain else dice.choice((1, 2, 2, 2, 3)))
+        seconds = (1.0 + more) * dice.lognormvariate(0.0, 0.05)
+        scales.observe(1.0, more, seconds * (slowdown if is_plain else 1.0))
+        # Of a step with 24 rows, which never ran.
+        assert scales.of(1.0, 2.3) / 3.3 > 0.75
+
+
 def test_scales_stay_above_nothing() -> None:
     scales = TwoScales()
     for step in range(100):

@@ -137,6 +137,21 @@ def test_plans_with_trees_rest_longer_and_only_where_they_may() -> None:
         assert rests.num_rested == most
 
 
+def test_steps_that_take_far_longer_than_they_should_end_a_rest() -> None:
+    rests = Rests()
+    for _ in range(20):
+        rests.count(IDLE_PLAN, 31)
+    for seconds in (2.0, 2.0, 1.0, 2.0, 2.0):
+        assert rests.take() and not rests.is_surprised
+        rests.see(seconds, 1.0)
+    assert rests.take()
+    rests.see(2.0, 1.0)
+    assert rests.is_surprised and not rests.take()
+    rests.count(IDLE_PLAN, 31)
+    rests.see(1.0, 1.0)
+    assert rests.take() and not rests.is_surprised
+
+
 def test_a_step_that_learns_leaves_the_plans_around_it_alike() -> None:
     rests = Rests()
     for _ in range(6):
