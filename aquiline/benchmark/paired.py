@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from operator import add
 from statistics import fmean, stdev
 from typing import Any
 
 from aquiline.benchmark.offline import Run, Sweep, answer, config_of, started
+from aquiline.engine.forecast_tally import ForecastTally
 from aquiline.llm import LLM, Conversation
 from aquiline.request import SamplingParams
 
@@ -89,36 +91,71 @@ def measure_paired(
     """
     rows: list[dict[str, Any]] = []
     num_done = 0
+
+    def count() -> None:
+        nonlocal num_done
+        num_done += 1
+        if on_run is not None:
+            on_run(num_done)
+
     for batch_size in sweep.batch_sizes:
-        engines = [
-            started(llm, config_of(llm, batch_size, mode, shares_prompts=False), conversations, params)
-            for mode in sweep.modes
-        ]
-        tallies = [engine.engine.compare_forecasts() for engine in engines]
-        runs: list[list[Run]] = [[] for _ in sweep.modes]
-        for turn in range(sweep.warm_up_rounds + sweep.rounds):
-            if turn == sweep.warm_up_rounds:
-                tallies = [engine.engine.compare_forecasts() for engine in engines]
-            for number, first in enumerate(range(0, len(conversations), batch_size)):
-                group = conversations[first : first + batch_size]
-                order = range(len(engines)) if (turn + number) % 2 == 0 else reversed(range(len(engines)))
-                for place in order:
-                    run = answer(engines[place], group, params, batch_size)
-                    if turn >= sweep.warm_up_rounds:
-                        runs[place].append(run)
-                    num_done += 1
-                    if on_run is not None:
-                        on_run(num_done)
-        speeds = [[run.full_batch.tokens_per_second for run in found] for found in runs]
-        for mode, found, own, tally in zip(sweep.modes, runs, speeds, tallies, strict=True):
-            ratio = paired_ratio(own, speeds[0])
-            rows.append(
-                {
-                    "batch_size": batch_size,
-                    "speculate": mode.text,
-                    **reduce(add, found).figures(),
-                    "ratio": None if ratio is None else ratio.figures(),
-                    "forecast": tally.figures(),
-                }
-            )
+        groups = [conversations[first : first + batch_size] for first in range(0, len(conversations), batch_size)]
+        contest = _Contest(
+            [
+                started(llm, config_of(llm, batch_size, mode, shares_prompts=False), conversations, params)
+                for mode in sweep.modes
+            ],
+            groups,
+            params,
+            batch_size,
+        )
+        for turn in range(sweep.warm_up_rounds):
+            contest.round(turn, count)
+        # What was foretold while engines warmed up is in no figure.
+        tallies = [engine.engine.compare_forecasts() for engine in contest.engines]
+        rounds = range(sweep.warm_up_rounds, sweep.warm_up_rounds + sweep.rounds)
+        rows += _rows(sweep, batch_size, _by_mode([contest.round(turn, count) for turn in rounds]), tallies)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Contest:
+    """Engines, one for each mode, that answer the same groups in turn."""
+
+    engines: list[LLM]
+    groups: list[Sequence[Conversation]]
+    params: SamplingParams
+    batch_size: int
+
+    def round(self, turn: int, count: Callable[[], None]) -> list[list[Run]]:
+        """Answer every group with every engine; runs by engine, in the order of groups."""
+        runs: list[list[Run]] = [[] for _ in self.engines]
+        for number, group in enumerate(self.groups):
+            places = range(len(self.engines))
+            for place in places if (turn + number) % 2 == 0 else reversed(places):
+                runs[place].append(answer(self.engines[place], group, self.params, self.batch_size))
+                count()
+        return runs
+
+
+def _by_mode(rounds: Sequence[list[list[Run]]]) -> list[list[Run]]:
+    return [list(chain.from_iterable(runs)) for runs in zip(*rounds, strict=True)]
+
+
+def _rows(
+    sweep: Sweep, batch_size: int, runs: list[list[Run]], tallies: Sequence[ForecastTally]
+) -> list[dict[str, Any]]:
+    speeds = [[run.full_batch.tokens_per_second for run in found] for found in runs]
+    rows: list[dict[str, Any]] = []
+    for mode, found, own, tally in zip(sweep.modes, runs, speeds, tallies, strict=True):
+        ratio = paired_ratio(own, speeds[0])
+        rows.append(
+            {
+                "batch_size": batch_size,
+                "speculate": mode.text,
+                **reduce(add, found).figures(),
+                "ratio": None if ratio is None else ratio.figures(),
+                "forecast": tally.figures(),
+            }
+        )
     return rows
