@@ -8,7 +8,6 @@ org/name                  a model of the Hugging Face hub            the hub, or
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -34,7 +33,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from aquiline.atomic_file import sync
+from aquiline.atomic_file import NO_ROOM, sync
 from aquiline.errors import DownloadError, ModelFormatError, ModelNotFoundError
 
 ProgressCallback = Callable[[str, int, int], None]
@@ -45,7 +44,6 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 HUB_COPIES = ["original/*", "consolidated*"]
 # The hub's client has changed its HTTP library; its own HTTP error derives from the library's.
 HUB_TRANSPORT_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 GGUF_MAGIC = b"GGUF"
 CHUNK_BYTES = 1 << 20
 POLL_SECONDS = 0.2
@@ -257,7 +255,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in DISK_FULL:
+        if error.errno in NO_ROOM:
             raise DownloadError(
                 f"the disk is full while storing {path}; free some space or set AQUILINE_HOME to another disk"
             ) from error
@@ -318,7 +316,7 @@ def _from_hub(name: str) -> Path:
             "check the network and HF_HUB_OFFLINE, or pass a GGUF file or a folder"
         ) from error
     except (OSError, RuntimeError, HUB_TRANSPORT_ERROR) as error:
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
             raise DownloadError(
                 f"the disk is full while fetching {name}; free some space or set HF_HOME to another disk"
             ) from error

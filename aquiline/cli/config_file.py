@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from aquiline.cli.other_names import meant_option
+from aquiline.cli.other_names import meant_key
 from aquiline.cli.parser import LineParser
 from aquiline.errors import InvalidParameterError
 
@@ -41,8 +41,8 @@ def fill_from_config(parser: LineParser, args: argparse.Namespace, path: str) ->
     for key, value in read_config(path).items():
         name = key.replace("-", "_")
         if name not in actions:
-            option = meant_option(key, [f"--{known.replace('_', '-')}" for known in actions])
-            hint = f"; perhaps {option.removeprefix('--')} is meant" if option else ""
+            meant = meant_key(key, actions)
+            hint = f"; perhaps {meant.replace('_', '-')} is meant" if meant else ""
             raise InvalidParameterError(
                 f"--config {path!r} sets {key!r}, which is no option{hint}; see {parser.prog} --help"
             )

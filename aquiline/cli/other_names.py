@@ -94,3 +94,14 @@ def meant_option(typed: str, options: Collection[str]) -> str | None:
     # Of a name that is known nothing here is meant, however like it may look.
     close = [] if meant else difflib.get_close_matches(f"--{name}", options, n=1, cutoff=LEAST_LIKENESS)
     return close[0] if close else None
+
+
+def meant_key(typed: str, known: Collection[str]) -> str | None:
+    """The setting of a file that was probably meant; None: nothing comes near.
+
+    Args:
+        typed, known: with underscores or dashes.
+    """
+    by_option = {f"--{key.replace('_', '-')}": key for key in known}
+    option = meant_option(typed, list(by_option))
+    return None if option is None else by_option[option]

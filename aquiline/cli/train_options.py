@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aquiline.cli.options import ENGINE_OPTIONS
-from aquiline.cli.other_names import meant_option
+from aquiline.cli.other_names import meant_key
 from aquiline.cli.parser import Option, integer, integer_or_none, number
 from aquiline.cli.yaml_file import YamlEntry
 from aquiline.errors import InvalidParameterError
@@ -136,8 +136,8 @@ def values_of_file(entries: Mapping[str, YamlEntry], options: Sequence[Option] =
     values: dict[str, Any] = {}
     for key, entry in entries.items():
         if key not in by_key:
-            option = meant_option(key, [f"--{known.replace('_', '-')}" for known in by_key])
-            hint = f"; perhaps {option.removeprefix('--').replace('-', '_')} is meant" if option else ""
+            meant = meant_key(key, by_key)
+            hint = f"; perhaps {meant.replace('-', '_')} is meant" if meant else ""
             raise InvalidParameterError(
                 f"{entry.place}: {key!r} is not a setting of train{hint}; see aquiline train --help"
             )

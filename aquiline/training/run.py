@@ -12,7 +12,6 @@ OUTPUT/
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from aquiline.atomic_file import write_atomically
+from aquiline.atomic_file import NO_ROOM, write_atomically
 from aquiline.engine.sizing import DTYPES
 from aquiline.errors import InvalidParameterError, TrainingDataError
 from aquiline.models.llama import LlamaModel
@@ -45,7 +44,6 @@ from aquiline.training.walk import tally
 COSTS, HISTORY, PLOT, HEAD = "costs.json", "history.jsonl", "progress.png", "head"
 STEPS_PER_RECORD = 25
 # What a system answers when there is no room (any more).
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def _ignore(*_: object) -> None:
