@@ -249,8 +249,9 @@ class EngineConfig:
             Q4_1) and takes bfloat16 for every other matrix, `none` is bfloat16, `int8` and `int4` quantise in groups of
             32, except what a GGUF file already holds as small (Q8_0, Q4_0, Q4_1 under `int8`, Q4_0, Q4_1 under
             `int4`). On PyTorch weights are dense, and only `auto` and `none` are taken.
-        draft_quantization: likewise of the draft's weights; `auto` is `int8`. A draft decides how many tokens a step
-            commits, never which, so this trades acceptance against the time of a draft.
+        draft_quantization: likewise of the draft's weights; `auto` is what the draft was trained to be served in, and
+            else `int8`. A draft decides how many tokens a step commits, never which, so this trades acceptance against
+            the time of a draft.
         check_consistency: after every step recompute each request from scratch and compare all states (slow).
         poison_memory: fill unwritten cache, padding and scratch with NaN, so that a leak cannot hide (tests).
     """

@@ -3,7 +3,7 @@
 // integers of int8 are bfloat16 numbers as they are, and their scales go into scores and weights.
 //
 // A chunk of positions is rearranged once for all queries of a tile, so that no query needs a sum over lanes. Positions
-// that one query does not see get the weight 0.
+// that one query does not see get the weight 0, or zeros for their values where those are not finite.
 
 #include "attention_bfloat16_avx512.h"
 
@@ -264,6 +264,33 @@ LoadedChunk load_pages(const AttentionTile& tile, const TileState& state, int ch
     return {load_chunk<kType>(tile, slots, state.keys, state.values), pages.end, pages.end};
 }
 
+template <KVType kType>
+bool has_finite_values(const TileState& state, const ChunkScales& scales, int width) {
+    if constexpr (kType == KVType::int8) {
+        constexpr int kNotFinite = 0x99;  // NaN of both kinds, and infinity of both signs
+        return (_mm512_fpclass_ps_mask(scales.values[0], kNotFinite) |
+                _mm512_fpclass_ps_mask(scales.values[1], kNotFinite)) == 0;
+    }
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __mmask32 wrong = 0;
+    for (int i = 0; i < kPositionPairs * width / 16; ++i) {
+        wrong |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(state.values[i], exponent), exponent);
+    }
+    return wrong == 0;
+}
+
+// Whether rows may go through the pages of a chunk together: 0 times what is not finite would reach those that see less
+// of it than others do.
+template <KVType kType>
+bool is_shared(const AttentionTile& tile, const TileState& state, int chunk_start, const LoadedChunk& chunk) {
+    for (int row = 0; row < tile.num_rows; ++row) {
+        const Span span = seen_span(tile, tile.rows[row], chunk_start);
+        if (sight_of(tile.rows[row], chunk_start, span) != Sight::pages || span.end == chunk.end) continue;
+        return has_finite_values<kType>(state, chunk.scales, tile.shape.head_dim);
+    }
+    return true;
+}
+
 // Rows whose part of the chunk lies in pages, all of them together.
 template <KVType kType>
 void attend_pages(const AttentionTile& tile, const TileState& state, int chunk_start, const LoadedChunk& chunk) {
@@ -300,12 +327,11 @@ void load_path(const AttentionTile& tile, const TileState& state, int chunk_star
     chunk.end = span.end;
 }
 
-// A row whose part of the chunk reaches into the tree.
+// A row that has the chunk for itself.
 template <KVType kType>
-void attend_path(const AttentionTile& tile, const TileState& state, int chunk_start, int row, LoadedChunk& chunk) {
+void attend_alone(const AttentionTile& tile, const TileState& state, int chunk_start, int row, LoadedChunk& chunk) {
     const int heads = tile.shape.heads_per_group();
     const Span span = seen_span(tile, tile.rows[row], chunk_start);
-    if (sight_of(tile.rows[row], chunk_start, span) != Sight::path) return;
     load_path<kType>(tile, state, chunk_start, tile.rows[row], chunk);
     for (int head = 0; head < heads;) {
         Block block;
@@ -314,6 +340,25 @@ void attend_path(const AttentionTile& tile, const TileState& state, int chunk_st
             block.spans[block.count++] = span;
         }
         attend_block<kType>(state, block, chunk.scales, tile.shape.head_dim);
+    }
+}
+
+template <KVType kType>
+void attend_chunk(const AttentionTile& tile, const TileState& state, int chunk_start) {
+    LoadedChunk chunk = load_pages<kType>(tile, state, chunk_start);
+    const bool shares = is_shared<kType>(tile, state, chunk_start, chunk);
+    if (shares) {
+        attend_pages<kType>(tile, state, chunk_start, chunk);
+    } else {
+        // Positions behind those of the pages hold what their last one does.
+        chunk.end = kContextChunk;
+    }
+    for (int row = 0; row < tile.num_rows; ++row) {
+        // A row whose part of the chunk reaches into the tree always is alone.
+        const Span span = seen_span(tile, tile.rows[row], chunk_start);
+        const Sight sight = sight_of(tile.rows[row], chunk_start, span);
+        if (sight == Sight::none || (sight == Sight::pages && shares)) continue;
+        attend_alone<kType>(tile, state, chunk_start, row, chunk);
     }
 }
 
@@ -366,9 +411,7 @@ void attend_memory(const AttentionTile& tile) {
     for (int chunk_start = tile.segment_start; chunk_start < end; chunk_start += kContextChunk) {
         fetch_chunk(tile, chunk_start);
         for_heads([&](const AttentionTile& part, const TileState& state) {
-            LoadedChunk chunk = load_pages<kType>(part, state, chunk_start);
-            attend_pages<kType>(part, state, chunk_start, chunk);
-            for (int row = 0; row < tile.num_rows; ++row) attend_path<kType>(part, state, chunk_start, row, chunk);
+            attend_chunk<kType>(part, state, chunk_start);
         });
     }
     for_heads([](const AttentionTile& part, const TileState& state) { write_partials(part, state); });

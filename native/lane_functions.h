@@ -12,10 +12,11 @@ constexpr float kLn2High = 0.693359375f;
 constexpr float kLn2Low = -2.12194440e-4f;
 
 // e^x within 2 units in the last place. Below -87.3, where the result would leave the normal range, it is 0; above 88.3
-// it stays at e^88.3.
+// it stays at e^88.3. NaN is NaN.
 inline Lanes exponential(const Lanes& x) {
     const Lanes highest = broadcast(88.3f), lowest = broadcast(-87.3f);
-    const Lanes clamped = larger(smaller(x, highest), lowest);
+    // NaN comes through where it stands second.
+    const Lanes clamped = larger(lowest, smaller(highest, x));
     // Adding 1.5 * 2^23 leaves the nearest integer in the lowest bits.
     const Lanes magic = broadcast(12582912.0f);
     const Lanes shifted = multiply_add(clamped, broadcast(1.44269504f), magic);
@@ -30,9 +31,10 @@ inline Lanes exponential(const Lanes& x) {
     series = multiply_add(series, rest, broadcast(1.0f / 6));
     series = multiply_add(series, rest, broadcast(0.5f));
     series = multiply_add(series * rest, rest, rest) + 1.0f;
+    // A product rather than a sum of bits, which would turn NaN into some number.
     const IntLanes exponent = (with_bits_of<IntLanes>(shifted) - with_bits_of<IntLanes>(magic)) << 23;
-    const Lanes result = with_bits_of<Lanes>(with_bits_of<IntLanes>(series) + exponent);
-    return select(is_greater(lowest, x), Lanes{}, result);
+    const Lanes scale = with_bits_of<Lanes>(with_bits_of<IntLanes>(broadcast(1.0f)) + exponent);
+    return select(is_greater(lowest, x), Lanes{}, series * scale);
 }
 
 // The natural logarithm of positive normal numbers.

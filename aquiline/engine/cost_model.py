@@ -81,9 +81,15 @@ class StepSeconds:
 
 
 class StepCosts(Protocol):
-    """What the planner asks of costs. `version` changes whenever an answer might have moved noticeably."""
+    """What the planner asks of costs.
+
+    Attributes:
+        version: changes whenever an answer might have moved noticeably.
+        learns: False: answers never follow the steps that run, and then nothing else may depend on their times either.
+    """
 
     version: int
+    learns: bool
 
     @property
     def num_observed(self) -> int:

@@ -238,6 +238,9 @@ class AutoPlanner:
 
     def glance(self, seconds: float, num_accepted: int) -> None:
         """See `StepPlanner`."""
+        told = self._foretold or self.last
+        if told is not None and not self.costs.learns:
+            seconds = told.seconds
         self._glances.append(_Glance(seconds, num_accepted, self._foretold, self._is_best))
         if self._is_best and self.last is not None:
             self._rests.see(seconds, self.last.seconds)

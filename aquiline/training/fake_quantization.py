@@ -24,6 +24,8 @@ def fake_quantized(weight: Tensor, quantization: ServedQuantization) -> Tensor:
 
     Groups of 32 neighbouring inputs share a float16 scale, and for int4 a float16 minimum, as in `PackedLinear`.
 
+    They are quantised as they are written, in bfloat16.
+
     Worked example, int4, a group from -0.3 to 1.2: the scale is 0.1, and 0.46 is served as -0.3 + 8 * 0.1 = 0.5.
 
     Args:
@@ -32,7 +34,7 @@ def fake_quantized(weight: Tensor, quantization: ServedQuantization) -> Tensor:
     if quantization == "none" or weight.ndim != 2 or weight.shape[1] % GROUP_SIZE:
         return weight
     with torch.no_grad():
-        groups = weight.reshape(len(weight), -1, GROUP_SIZE)
+        groups = weight.bfloat16().float().reshape(len(weight), -1, GROUP_SIZE)
         served = _int4(groups) if quantization == "int4" else _int8(groups)
         change = served.flatten(1) - weight
     return weight + change

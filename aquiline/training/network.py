@@ -77,7 +77,12 @@ class DraftNetwork:
         weights: of the names of `expected_draft_tensors(config)` but the id map; float32.
         frozen: in the dtype of the run.
         trained: names of the weights that are trained; the others stay.
-        quantization: in which the draft will be served, for its matrices are used as they will be then.
+        quantization: in which the draft will be served, for its matrices are used as they will be then, those that stay
+            too.
+
+    Attributes:
+        parameters: the weights that are trained, exact.
+        fixed: those that stay, exact.
     """
 
     def __init__(
@@ -94,12 +99,15 @@ class DraftNetwork:
         self.parameters = {name: weights[name].detach().float().clone().requires_grad_() for name in trained}
         self.fixed = {name: tensor.to(self.dtype) for name, tensor in weights.items() if name not in self.parameters}
         self._quantization: ServedQuantization = quantization
+        self._used_fixed = {name: self._as_used(tensor) for name, tensor in self.fixed.items()}
         self._rotary = RotaryEmbedding(config.layers.rope, config.layers.head_dim, frozen.embedding.device)
 
     def used_weights(self) -> dict[str, Tensor]:
         """All weights in the dtype of the run, tied to the parameters for the backward pass."""
-        exact = self.parameters.items()
-        return {name: fake_quantized(tensor, self._quantization).to(self.dtype) for name, tensor in exact} | self.fixed
+        return {name: self._as_used(tensor) for name, tensor in self.parameters.items()} | self._used_fixed
+
+    def _as_used(self, weight: Tensor) -> Tensor:
+        return fake_quantized(weight, self._quantization).to(self.dtype)
 
     def head(self, weights: Weights) -> Tensor:
         """The matrix from head inputs to logits [draft_vocab, hidden]."""

@@ -94,7 +94,11 @@ def prepare(settings: RunSettings, on_work: OnWork) -> PreparedRun:
     weights = initial_weights(
         config, opened.config, opened.tensors, vocabulary.target_ids, draft.start, settings.training.seed
     )
-    metadata = DraftMetadata(target=settings.target, num_target_layers=opened.config.num_layers)
+    metadata = DraftMetadata(
+        target=settings.target,
+        num_target_layers=opened.config.num_layers,
+        quantization=settings.training.said_quantization,
+    )
     export_draft(start, config, weights, vocabulary.target_ids, metadata)
     llm = LLM(
         settings.target,

@@ -217,12 +217,13 @@ class _Run:
         assert best is not None, "a run ends with a checkpoint"
         folder = self._checkpoint(best["step"])
         figures = self._figures(folder / DRAFT, is_served=True)
-        dtype = DTYPES[self._settings.training.dtype]
+        training = self._settings.training
         frozen = FrozenTarget(
             self._prepared.llm.models.target, self._prepared.opened.tensors, self._settings.target
-        ).frozen_weights(dtype, torch.device("cpu"))
+        ).frozen_weights(DTYPES[training.dtype], torch.device("cpu"))
+        config, texts = self._prepared.opened.config, self._evaluated().texts
         depth = self._settings.evaluation.max_depth
-        ranked = rank_by_training(folder / DRAFT, self._prepared.opened.config, frozen, self._evaluated().texts, depth)
+        ranked = rank_by_training(folder / DRAFT, config, frozen, texts, depth, training.quantization_aware)
         served, trained = figures.served["chain"], tally(ranked, chain(depth))
         record = {
             "kind": "result",

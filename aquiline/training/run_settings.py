@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from aquiline.atomic_file import scratch_of, write_atomically
-from aquiline.config import CacheConfig, EngineConfig, Quantization, SchedulerConfig, SpeculativeConfig
+from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from aquiline.errors import InvalidParameterError
 from aquiline.speculation import parse_speculation
 from aquiline.training.data_settings import DataSettings
@@ -83,15 +83,9 @@ class RunSettings:
             dtype=self.engine.dtype,
             backend=self.engine.backend,
             quantization=self.engine.quantization,
-            draft_quantization=self._draft_quantization,
+            draft_quantization=self.engine.draft_quantization,
             speculative=SpeculativeConfig(parse_speculation("chain:1"), draft_check="off"),
         )
-
-    @property
-    def _draft_quantization(self) -> Quantization:
-        """A draft that is trained for a quantization is measured in it, unless something else is asked for."""
-        asked, trained_for = self.engine.draft_quantization, self.training.quantization_aware
-        return trained_for if asked == "auto" and trained_for != "none" else asked
 
     @property
     def writing(self) -> DataSettings:

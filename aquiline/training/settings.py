@@ -201,6 +201,11 @@ class TrainingSettings:
         _one_of("quantization_aware", self.quantization_aware, get_args(ServedQuantization))
         _true_or_false("freeze_head", self.freeze_head)
 
+    @property
+    def said_quantization(self) -> str:
+        """What a draft that is trained with these settings says of itself: `DraftMetadata.quantization`."""
+        return "" if self.quantization_aware == "none" else self.quantization_aware
+
 
 def _integer(name: str, value: object, least: int, most: int | None = None) -> None:
     is_integer = isinstance(value, int) and not isinstance(value, bool)

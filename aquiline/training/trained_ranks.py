@@ -1,7 +1,7 @@
 """What the code that trains a head expects of it, along texts of the target: the counterpart of `teacher_forced`.
 
 The same head runs here through the differentiable network, in PyTorch and the dtype of the run, and there on the
-kernels that serve it. What differs is rounding, and the draft's quantisation.
+kernels that serve it. What differs is rounding, and the draft's quantisation, unless it was trained for that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from aquiline.models.loading import load_draft
 from aquiline.models.model_config import LlamaConfig
 from aquiline.training.examples import TrainingExample
+from aquiline.training.fake_quantization import ServedQuantization
 from aquiline.training.network import DraftNetwork, FrozenWeights
 from aquiline.training.packing import make_pack
 from aquiline.training.teacher_forced import WrittenText, ranks_of
@@ -23,7 +24,12 @@ from aquiline.training.walk import RankedText
 
 @torch.no_grad()
 def rank_by_training(
-    head: Path, target: LlamaConfig, frozen: FrozenWeights, texts: Sequence[WrittenText], max_depth: int
+    head: Path,
+    target: LlamaConfig,
+    frozen: FrozenWeights,
+    texts: Sequence[WrittenText],
+    max_depth: int,
+    quantization: ServedQuantization = "none",
 ) -> list[RankedText]:
     """Ranks of the right tokens below every output token, from training-time test.
 
@@ -32,10 +38,11 @@ def rank_by_training(
 
     Args:
         texts: with their features.
+        quantization: for which the head was trained.
     """
     loaded = load_draft(head, target, frozen.embedding.dtype)
     weights = {name: tensor for name, tensor in loaded.tensors.items() if name != "draft_to_target_ids"}
-    network = DraftNetwork(loaded.config, weights, frozen, [])
+    network = DraftNetwork(loaded.config, weights, frozen, [], quantization)
     draft_ids = torch.full((target.vocab_size,), -1)
     draft_ids[loaded.tensors["draft_to_target_ids"]] = torch.arange(loaded.config.draft_vocab_size)
     return [_rank_text(network, draft_ids, text, max_depth) for text in texts]

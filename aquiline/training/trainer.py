@@ -304,7 +304,7 @@ class Trainer:
         metadata = DraftMetadata(
             target=self._target.name,
             num_target_layers=self._target.config.num_layers,
-            quantization=self.settings.quantization_aware.replace("none", ""),
+            quantization=self.settings.said_quantization,
             provenance=self._provenance(),
         )
         export_draft(folder, self.config, weights, self._data.target_ids, metadata)

@@ -67,6 +67,7 @@ class FormulaCosts:
     noise: float = 0.0
     context_cost: float = 1e-6
     version: int = 0
+    learns: bool = True
     stairs: tuple[int, ...] = ()
     mask_seconds: float = 0.0
     observed: list[StepSize] = field(default_factory=list)

@@ -18,7 +18,7 @@ from aquiline.speculation import chain
 from tests.engine.random_planner import RandomPlanner, put_planner
 from tests.engine.synthetic_costs import MACHINES, RATES, FormulaCosts, Machine, load_of, request
 from tests.engine.workloads import make_engine
-from tests.tiny import TinySettings
+from tests.tiny import TinySettings, finish_all
 
 
 def test_rests_grow_as_in_the_worked_example() -> None:
@@ -232,3 +232,31 @@ def test_a_request_without_a_tree_fades_for_every_step_that_rested(monkeypatch: 
         num_steps += 1
     planner.forget("r0")
     assert sum(faded) == num_steps
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e3])
+def test_no_choice_depends_on_a_clock_where_costs_are_not_learnt(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that take no time, or minutes, under costs that say otherwise."""
+
+    def choices(factor: float) -> list[StepPlan | None]:
+        engine = make_engine(TinySettings(speculate="auto", max_num_seqs=3, lookup="off"))
+        planner, chosen = engine.planner, list[StepPlan | None]()
+        assert isinstance(planner, AutoPlanner) and not planner.costs.learns
+        plan, rest, glance = planner.plan, planner.rest, planner.glance
+
+        def noted(choice: StepPlan | None) -> StepPlan | None:
+            chosen.append(choice)
+            return choice
+
+        monkeypatch.setattr(planner, "plan", lambda load: noted(plan(load)))
+        monkeypatch.setattr(planner, "rest", lambda: noted(rest()))
+        monkeypatch.setattr(planner, "glance", lambda _, num_accepted: glance(factor, num_accepted))
+        for index in range(3):
+            params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+            engine.add_request(str(index), [index + 1, 2, 3], params)
+        finish_all(engine)
+        return chosen
+
+    assert choices(seconds) == choices(1.0)

@@ -152,6 +152,38 @@ def test_numbers_of_one_path_never_reach_another(level: str, dtype: torch.dtype,
 
 
 @with_levels
+@with_dtypes
+@pytest.mark.parametrize("length", [7, 32, 40, 64, 70])
+@pytest.mark.parametrize("part", ["keys", "values"])
+@pytest.mark.parametrize("mistake", [torch.nan, torch.inf])
+def test_what_is_not_finite_reaches_those_that_see_it_and_no_others(
+    level: str, dtype: torch.dtype, length: int, part: str, mistake: float
+) -> None:
+    """The rows of a prompt, each of which sees one position more than the one before."""
+    heads, num_rows = HEADS["head_of_64"], 6
+    memory = Memory(heads, 200, seed=length, dtype=dtype)
+    table = memory.take(length)
+    query = memory.queries(num_rows, heads)
+    inputs = AttentionInputs((chunk_group(0, table, num_rows),))
+    expected = attend(query, memory, inputs)
+    for row in range(num_rows):
+        slot = table[length - num_rows + row]
+        if dtype == torch.int8:
+            scales = memory.key_scales if part == "keys" else memory.value_scales
+            assert scales is not None
+            place = scales[slot]
+        else:
+            place = getattr(memory, part)[slot]
+        kept = place.clone()
+        place.fill_(mistake)
+        result = attend(query, memory, inputs)
+        place.copy_(kept)
+        assert torch.equal(result[:row], expected[:row])
+        if mistake != mistake or part == "values":
+            assert not result[row:].isfinite().any()
+
+
+@with_levels
 @with_heads
 def test_rows_do_not_depend_on_how_many_there_are_or_on_threads(level: str, heads: Heads) -> None:
     memory = Memory(heads, 200, seed=6, dtype=torch.bfloat16)
