@@ -140,6 +140,7 @@ def result_drawing(result: Record) -> Group:
     if abs(result["served_over_trained"] - 1.0) > TOLERATED_GAP:
         lines.append(
             f"served, a chain is accepted {result['served_over_trained']:.2f} times as far as the code that trained "
-            "it expects; try --draft-quantization none, or --dtype float32"
+            "it expects; a run with --dtype float32, or with --draft-quantization none and without "
+            "--quantization-aware, tells whether rounding is why"
         )
     return Group(categories, trees, *map(Text, lines))

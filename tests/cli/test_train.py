@@ -188,6 +188,11 @@ def test_other_settings_than_those_of_the_run_are_refused(
         pytest.param(["--kind", "eagle1", "--draft-vocab-size", "9"], "--draft-vocab-size means nothing", id="size"),
         pytest.param(["--data", "self"], "data is d, self; self stands alone", id="self-and-more"),
         pytest.param(["--threads", "0"], "--threads is 0", id="threads"),
+        pytest.param(
+            ["--quantization-aware", "int4", "--draft-quantization", "int8"],
+            "quantization_aware is 'int4' and draft_quantization 'int8'; a head is measured as it is trained to be",
+            id="served-otherwise",
+        ),
         pytest.param(["--config", "no/such.yaml"], "--config 'no/such.yaml' cannot be read", id="no-file"),
     ],
 )
