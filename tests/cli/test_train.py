@@ -300,6 +300,17 @@ def test_conversations_of_a_file_become_data_first(
     assert (tmp_path / "run" / "data" / "settings.json").exists() and not (tmp_path / "run" / "progress.png").exists()
 
 
+def test_bad_lines_are_named_with_what_leaves_them_out(
+    toys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "talk.jsonl").write_text("\n[]\n")
+    argv = arguments(toys, tmp_path / "run", "--no-plot")
+    argv[argv.index("--data") + 1] = str(tmp_path / "talk.jsonl")
+    assert main(argv) == 2
+    complaint = capsys.readouterr().err
+    assert "talk.jsonl line 2: it must be an object" in complaint and "by train-data --skip-bad-lines" in complaint
+
+
 def test_a_gap_between_training_and_serving_is_pointed_out(finished: tuple[Path, list[dict[str, Any]]]) -> None:
     _, records = finished
     assert records[-1]["served_over_trained"] == pytest.approx(1.0, abs=0.03)
