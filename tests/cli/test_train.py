@@ -290,13 +290,18 @@ def test_conversations_of_a_file_become_data_first(
     toys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [
-        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "So."}]} for text in "ab"
+        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "So."}]} for text in "aba"
     ]
     (tmp_path / "talk.jsonl").write_text("\n".join(map(json.dumps, lines)))
     argv = arguments(toys, tmp_path / "run", "--no-plot", "--stage", "epochs=1")
     argv[argv.index("--data") + 1] = str(tmp_path / "talk.jsonl")
     assert main(argv) == 0
-    assert "the head is in" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "the head is in" in shown and "2 conversations with" in shown
+    assert f"left out: 1 duplicate ({tmp_path / 'talk.jsonl'} line 3: the same conversation came before)" in shown
+    assert main([*argv, "--json"]) == 0
+    data, result = records_of(capsys.readouterr().out)
+    assert (data["kind"], data["num_skipped"], result["kind"]) == ("data", {"duplicate": 1}, "result")
     assert (tmp_path / "run" / "data" / "settings.json").exists() and not (tmp_path / "run" / "progress.png").exists()
 
 
