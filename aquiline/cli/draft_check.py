@@ -159,6 +159,7 @@ def facts(found: Examination) -> dict[str, str]:
     same_base = "as the target" if rope.theta == target.rope.theta else f"the target has {target.rope.theta:g}"
     scaling = "" if rope.kind == "default" else f" ({rope.kind} scaling)"
     coverage = f"{PER_CENT * report.coverage:.1f} % of what the target wrote"
+    quantization = found.draft.metadata.quantization
     return {
         "draft": str(found.draft_path),
         "target": str(found.target_path),
@@ -168,6 +169,7 @@ def facts(found: Examination) -> dict[str, str]:
         "rotary base": f"{rope.theta:g}{scaling}, {same_base}",
         "embedding, head": f"{own_or_target[config.has_own_embedding]}, {own_or_target[config.has_own_head]}",
         "options": ", ".join(options) or "none",
+        "trained to be served in": f"{quantization}; asked with exact weights" if quantization else "any quantization",
         "positions asked": str(report.num_positions),
     }
 

@@ -144,5 +144,5 @@ def run(args: argparse.Namespace) -> None:
     with shown_training(settings.is_json, is_hidden=os.environ.get("RANK", "0") != "0") as view:
         from aquiline.training.run import Watcher, train
 
-        result = train(settings.run, Watcher(view.on_work, view.on_step, view.on_record))
+        result = train(settings.run, Watcher(view.on_work, view.on_data, view.on_step, view.on_record))
     view.close(result)

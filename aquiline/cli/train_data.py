@@ -192,6 +192,11 @@ def _drawing(summary: DataSummary, folder: Path) -> Group:
     written.add_column("answer tokens", justify="right")
     for category, num_tokens in sorted(summary.categories.items(), key=lambda item: -item[1]):
         written.add_row(category or "(none)", f"{num_tokens:,}")
+    return Group(written, *map(Text, summary_lines(summary)))
+
+
+def summary_lines(summary: DataSummary) -> list[str]:
+    """How much there is, and what was left out and why."""
     lines = [
         f"{summary.num_conversations:,} conversations with {summary.num_answer_tokens:,} answer tokens, "
         f"{summary.num_tokens:,} tokens in all; {summary.num_held_out:,} more are put aside for evaluation"
@@ -202,4 +207,4 @@ def _drawing(summary: DataSummary, folder: Path) -> Group:
         if count:
             first = f" ({summary.first_skipped[reason]})" if reason in summary.first_skipped else ""
             lines.append(f"left out: {count:,} {reason}{first}")
-    return Group(written, *map(Text, lines))
+    return lines

@@ -14,9 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from aquiline.cli.output import draw, write
+from aquiline.cli.train_data import summary_lines
 from aquiline.cli.waiting import RareLines, progress_text
 
 if TYPE_CHECKING:
+    from aquiline.training.data_run import DataSummary
     from aquiline.training.trainer import StepRecord
 
 Record = Mapping[str, Any]
@@ -42,6 +44,10 @@ class TrainView:
         self._progress.update(
             self._work, description=name, completed=num_done, total=num_all or None, visible=not is_over
         )
+
+    def on_data(self, summary: DataSummary) -> None:
+        """Print how much data there is, and what was left out of it."""
+        write(sys.stdout, "".join(f"{line}\n" for line in summary_lines(summary)))
 
     def on_step(self, step: StepRecord) -> None:
         """Move the bar."""
@@ -75,6 +81,10 @@ class JsonView:
 
     def on_work(self, name: str, num_done: int, num_all: int) -> None:
         """Nothing: programs read records."""
+
+    def on_data(self, summary: DataSummary) -> None:
+        """Print what became of the data, as a record."""
+        write(sys.stdout, json.dumps({"kind": "data", **summary.described()}) + "\n")
 
     def on_step(self, step: StepRecord) -> None:
         """Nothing: means of several steps come as records."""
@@ -140,6 +150,7 @@ def result_drawing(result: Record) -> Group:
     if abs(result["served_over_trained"] - 1.0) > TOLERATED_GAP:
         lines.append(
             f"served, a chain is accepted {result['served_over_trained']:.2f} times as far as the code that trained "
-            "it expects; try --draft-quantization none, or --dtype float32"
+            "it expects; a run with --dtype float32, or with --draft-quantization none and without "
+            "--quantization-aware, tells whether rounding is why"
         )
     return Group(categories, trees, *map(Text, lines))

@@ -123,7 +123,9 @@ class ConversationImporter:
     def _encode(self, line: Conversation | BadLine, seen: set[int], report: ImportReport) -> StoredExample | None:
         if isinstance(line, BadLine):
             if not self._settings.skips_bad_lines:
-                raise TrainingDataError(f"{line.place}: {line.reason}; mend the line, or give --skip-bad-lines")
+                raise TrainingDataError(
+                    f"{line.place}: {line.reason}; mend the line, or have it left out by train-data --skip-bad-lines"
+                )
             report.skip("bad line", line.place, line.reason)
             return None
         fingerprint = text_fingerprint("\n".join(f"{each['role']}: {each['content']}" for each in line.messages))

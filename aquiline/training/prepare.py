@@ -18,7 +18,7 @@ from aquiline.models.draft_metadata import DraftMetadata
 from aquiline.models.loading import LoadedTarget, open_target
 from aquiline.models.model_config import EagleConfig
 from aquiline.tokenizer import Tokenizer
-from aquiline.training.data_run import DataRun
+from aquiline.training.data_run import DataRun, DataSummary
 from aquiline.training.data_settings import SELF
 from aquiline.training.examples import ExampleStore, TrainingExample
 from aquiline.training.export import export_draft
@@ -61,15 +61,18 @@ def torch_device(name: str) -> torch.device:
     return torch.device("cuda" if is_cuda else "cpu")
 
 
-def write_data(settings: RunSettings, on_work: OnWork) -> None:
+def write_data(settings: RunSettings, on_work: OnWork) -> DataSummary | None:
     """Write the data of a run where it does not lie in folders yet, or what is missing of it.
+
+    Returns:
+        What was written, and what was left out; None where the data lies in folders.
 
     Raises:
         UserError: files or a model that cannot be used.
     """
     if settings.writing.way == "folders":
-        return
-    DataRun(
+        return None
+    return DataRun(
         settings.writing,
         lambda num_done, num_all: on_work("writing data", num_done, num_all or 0),
         lambda num_done, num_all: on_work("packing weights", num_done, num_all),

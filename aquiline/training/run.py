@@ -28,6 +28,7 @@ from aquiline.speculation import chain
 from aquiline.training.card import write_head
 from aquiline.training.checkpoint import DRAFT, FOLDER
 from aquiline.training.costs import StepCosts
+from aquiline.training.data_run import DataSummary
 from aquiline.training.evaluate import HeadEvaluator, HeadFigures
 from aquiline.training.folder_lock import only_writer
 from aquiline.training.history import History, Record, StepMeans
@@ -56,11 +57,13 @@ class Watcher:
 
     Attributes:
         on_work: with a word for what is done now, how much of it is done, and of how much.
+        on_data: with what was written and left out, where the data did not lie in folders.
         on_step: after every optimiser step.
         on_record: with every new record of the history.
     """
 
     on_work: Callable[[str, int, int], None] = _ignore
+    on_data: Callable[[DataSummary], None] = _ignore
     on_step: Callable[[StepRecord], None] = _ignore
     on_record: Callable[[Record], None] = _ignore
 
@@ -107,7 +110,9 @@ def _train_among(processes: Processes, settings: RunSettings, watcher: Watcher, 
     if processes.is_first:
         check_start(settings.training.draft.start)
         settings.claim_output()
-        write_data(settings, watcher.on_work)
+        written = write_data(settings, watcher.on_work)
+        if written is not None:
+            watcher.on_data(written)
     processes.wait()
     prepared = prepare(settings, watcher.on_work)
     torch.set_num_threads(prepared.llm.num_threads)

@@ -75,6 +75,12 @@ class RunSettings:
                 f"dtype is {self.training.dtype!r} in training and {self.engine.dtype!r} in serving; a draft learns "
                 "from the features it will be served with, so make them equal"
             )
+        aware, served = self.training.said_quantization, self.engine.draft_quantization
+        if aware and served not in ("auto", aware):
+            raise InvalidParameterError(
+                f"quantization_aware is {aware!r} and draft_quantization {served!r}; a head is measured as it is "
+                "trained to be served, so make them equal, or leave one out"
+            )
 
     @property
     def serving(self) -> EngineConfig:

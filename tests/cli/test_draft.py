@@ -28,6 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_bigram_target(folder / "target")
     figures = AcceptanceFigures("some prompts", 0.0, (1.0, 1.0))
     write_bigram_draft(folder / "right", DraftMetadata(target=str(folder / "target"), acceptance=(figures,)))
+    write_bigram_draft(folder / "rounded", DraftMetadata(quantization="int4"))
     write_bigram_draft(folder / "wrong", is_right=False)
     config = replace(tiny_eagle_config(bigram_config()), aux_layer_ids=(0, 1, 2))
     shapes = {name: shape for name, shape in expected_draft_tensors(config).items() if name != "draft_to_target_ids"}
@@ -64,6 +65,14 @@ def test_the_report_is_readable_and_a_log_is_told_what_is_done(
     assert log.splitlines() == ["answering", "reading the answers", "asking the draft", "looking for mistakes"]
     for part in ("EAGLE-1, 1 layer", "1.00 1.00 1.00 1.00", "5.00 with a chain of 4", "some prompts", "it fits"):
         assert part in shown
+
+
+def test_the_report_says_what_a_draft_was_trained_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for draft in ("right", "rounded"):
+        assert main(check(folder, draft, "--json")) == 0
+        said.append(json.loads(capsys.readouterr().out)["facts"]["trained to be served in"])
+    assert said == ["any quantization", "int4; asked with exact weights"]
 
 
 def test_a_wrong_draft_is_named_and_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

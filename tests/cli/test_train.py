@@ -188,6 +188,11 @@ def test_other_settings_than_those_of_the_run_are_refused(
         pytest.param(["--kind", "eagle1", "--draft-vocab-size", "9"], "--draft-vocab-size means nothing", id="size"),
         pytest.param(["--data", "self"], "data is d, self; self stands alone", id="self-and-more"),
         pytest.param(["--threads", "0"], "--threads is 0", id="threads"),
+        pytest.param(
+            ["--quantization-aware", "int4", "--draft-quantization", "int8"],
+            "quantization_aware is 'int4' and draft_quantization 'int8'; a head is measured as it is trained to be",
+            id="served-otherwise",
+        ),
         pytest.param(["--config", "no/such.yaml"], "--config 'no/such.yaml' cannot be read", id="no-file"),
     ],
 )
@@ -285,14 +290,30 @@ def test_conversations_of_a_file_become_data_first(
     toys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [
-        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "So."}]} for text in "ab"
+        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "So."}]} for text in "aba"
     ]
     (tmp_path / "talk.jsonl").write_text("\n".join(map(json.dumps, lines)))
     argv = arguments(toys, tmp_path / "run", "--no-plot", "--stage", "epochs=1")
     argv[argv.index("--data") + 1] = str(tmp_path / "talk.jsonl")
     assert main(argv) == 0
-    assert "the head is in" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "the head is in" in shown and "2 conversations with" in shown
+    assert f"left out: 1 duplicate ({tmp_path / 'talk.jsonl'} line 3: the same conversation came before)" in shown
+    assert main([*argv, "--json"]) == 0
+    data, result = records_of(capsys.readouterr().out)
+    assert (data["kind"], data["num_skipped"], result["kind"]) == ("data", {"duplicate": 1}, "result")
     assert (tmp_path / "run" / "data" / "settings.json").exists() and not (tmp_path / "run" / "progress.png").exists()
+
+
+def test_bad_lines_are_named_with_what_leaves_them_out(
+    toys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "talk.jsonl").write_text("\n[]\n")
+    argv = arguments(toys, tmp_path / "run", "--no-plot")
+    argv[argv.index("--data") + 1] = str(tmp_path / "talk.jsonl")
+    assert main(argv) == 2
+    complaint = capsys.readouterr().err
+    assert "talk.jsonl line 2: it must be an object" in complaint and "by train-data --skip-bad-lines" in complaint
 
 
 def test_a_gap_between_training_and_serving_is_pointed_out(finished: tuple[Path, list[dict[str, Any]]]) -> None:

@@ -73,7 +73,7 @@ def test_a_head_that_stays_is_rounded_too_and_written_as_it_is(tmp_path: Path) -
     assert torch.equal(load_file(tmp_path / "draft" / "model.safetensors")[HEAD], exact.bfloat16())
 
 
-@pytest.mark.parametrize("asked", ["auto", "int8"])
+@pytest.mark.parametrize("asked", ["auto", "int4"])
 def test_a_draft_says_before_training_too_how_it_is_served_and_measured(asked: Quantization, tmp_path: Path) -> None:
     """So `auto` is what a draft was trained for, and nothing on PyTorch, which has no quantised weights."""
     write_toy_data(write_toys(tmp_path))
@@ -89,8 +89,8 @@ def test_a_draft_says_before_training_too_how_it_is_served_and_measured(asked: Q
         engine=engine,
         num_threads=1,
     )
-    if asked == "int8":
-        with pytest.raises(InvalidParameterError, match="--draft-quantization is 'int8', but this model runs on Py"):
+    if asked == "int4":
+        with pytest.raises(InvalidParameterError, match="--draft-quantization is 'int4', but this model runs on Py"):
             prepare(settings, lambda *_: None)
     else:
         assert prepare(settings, lambda *_: None).llm.backend == "pytorch"
