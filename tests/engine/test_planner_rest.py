@@ -114,7 +114,8 @@ def test_while_steps_are_not_what_was_foretold_rests_are_short_and_all_of_them_t
 
 @pytest.mark.parametrize(("per_lesson", "expected"), [(0, []), (1, [1, 2, 3, 4, 5, 6, 7]), (2, [2, 4, 6])])
 def test_one_of_so_many_resting_steps_teaches(per_lesson: int, expected: list[int]) -> None:
-    rests, taught = Rests(), []
+    rests = Rests()
+    taught: list[int] = []
     for _ in range(8):
         taught.clear()
         rests.count(IDLE_PLAN, 7, per_lesson)
