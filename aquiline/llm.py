@@ -245,8 +245,9 @@ class LLM:
             return
         message = (
             f"the draft {path} guesses {fit.num_right} of {fit.num_positions} tokens of a text as the target does, no "
-            f"better than chance ({100 * fit.chance:.0f} %); it does not belong to this target, or is put together in "
-            "another way: aquiline draft check looks for the cause, and --draft-check off or warn loads it all the same"
+            f"better than chance ({100 * fit.chance:.0f} %); it is hardly trained, not for this target, or put "
+            "together in another way: aquiline draft check looks for the cause, and --draft-check off or warn loads it "
+            "all the same"
         )
         if action == "refuse":
             raise DraftMismatchError(message)

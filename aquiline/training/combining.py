@@ -56,10 +56,7 @@ def combine(
                 dataset.write_round(stored)
             number += 1
             on_progress(report)
-    if not report.num_stored:
-        raise TrainingDataError(
-            f"none of {report.num_read} examples can be used; {dict(report.num_skipped)} were skipped"
-        )
+    report.require_stored("examples")
     return report
 
 

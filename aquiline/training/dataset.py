@@ -103,29 +103,34 @@ class DatasetFolder:
         path = self.folder / SETTINGS_FILE
         changed = self._changed(path, described) if path.exists() else None
         if changed is not None:
-            shards = [shard for part in self._parts.values() for shard in shard_paths(part)]
-            if any(read_shard(shard).categories for shard in shards):
-                raise TrainingDataError(
-                    f"{self.folder} holds data that was written with {changed}; give the same settings to go on, or "
-                    "another folder"
-                )
-            for shard in shards:
-                shard.unlink()
+            if holds_conversations(self.folder):
+                raise TrainingDataError(f"{self.folder} holds data that {changed} to go on, or another folder")
+            for part in self._parts.values():
+                for shard in shard_paths(part):
+                    shard.unlink()
         if changed is not None or not path.exists():
             write_atomically(path, (json.dumps(described, indent=2) + "\n").encode())
 
     def _changed(self, path: Path, described: Mapping[str, object]) -> str | None:
-        """The first setting that an earlier run was given otherwise, in words."""
+        """What an earlier run was given otherwise, and what to give, in words."""
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise TrainingDataError(f"{path} cannot be read ({error}); write into another folder") from error
         if not isinstance(found, dict) or found.keys() != described.keys():
-            raise TrainingDataError(
-                f"{self.folder} holds data that came about in another way (written by the target, read from files, "
-                "answered anew, or put together); give the command it was begun with to go on, or another folder"
+            return (
+                "came about in another way (written by the target, read from files, answered anew, or put together); "
+                "give the command it was begun with"
             )
         changes = (
-            f"{key} {found[key]!r}, and now it is {now!r}" for key, now in described.items() if found[key] != now
+            f"was written with {key} {found[key]!r}, and now it is {now!r}; give the same settings"
+            for key, now in described.items()
+            if found[key] != now
         )
         return next(changes, None)
+
+
+def holds_conversations(folder: Path) -> bool:
+    """Whether a folder of training data has any, those put aside included."""
+    shards = [shard for part in (EVALUATION_FOLDER, TRAINING_FOLDER) for shard in shard_paths(folder / part)]
+    return any(read_shard(shard).categories for shard in shards)

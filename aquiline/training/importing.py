@@ -60,6 +60,17 @@ class ImportReport:
         self.num_skipped[reason] += 1
         self.first_skipped.setdefault(reason, f"{place}: {detail}")
 
+    def require_stored(self, what: str = "conversations") -> None:
+        """Go on only where something came onto the disk.
+
+        Raises:
+            TrainingDataError: nothing did; it names the first line of each reason, or how many there were.
+        """
+        if not self.num_stored:
+            counts = {reason: count for reason, count in self.num_skipped.items() if count}
+            reasons = "; ".join(self.first_skipped.get(reason, f"{count} {reason}") for reason, count in counts.items())
+            raise TrainingDataError(f"none of {self.num_read} {what} can be used ({reasons})")
+
     def keep(self, stored: StoredExample) -> None:
         self.num_stored += 1
         self.num_answer_tokens += stored.example.num_answer_tokens
@@ -115,9 +126,7 @@ class ConversationImporter:
             if number >= dataset.num_rounds:
                 dataset.write_round(stored)
             on_progress(report)
-        if not report.num_stored:
-            reasons = "; ".join(report.first_skipped.values())
-            raise TrainingDataError(f"none of {report.num_read} conversations can be used ({reasons})")
+        report.require_stored()
         return report
 
     def _encode(self, line: Conversation | BadLine, seen: set[int], report: ImportReport) -> StoredExample | None:

@@ -13,6 +13,7 @@ from aquiline.config import CacheConfig, EngineConfig, SchedulerConfig, Speculat
 from aquiline.errors import InvalidParameterError
 from aquiline.speculation import parse_speculation
 from aquiline.training.data_settings import DataSettings
+from aquiline.training.dataset import holds_conversations
 from aquiline.training.dotted_names import by_dotted_names
 from aquiline.training.evaluation_prompts import EvaluationPrompt
 from aquiline.training.evaluation_settings import EvaluationSettings
@@ -138,7 +139,8 @@ class RunSettings:
     def claim_output(self) -> None:
         """Make the folder of the run, or check that it holds a run of the same settings.
 
-        A run that was refused before it wrote anything, for a mistyped name say, binds nobody to its settings.
+        A run that was refused before it wrote anything, for a mistyped name or data that cannot be used say, binds
+        nobody to its settings.
 
         Raises:
             InvalidParameterError: it belongs to another run, or cannot be written; the message names what differs.
@@ -146,6 +148,8 @@ class RunSettings:
         here, path = self.identity(), self.output / RUN
         # The note of a process that holds the folder, and what one that was killed while it wrote `path` leaves.
         known = {path, self.output / NOTE, scratch_of(path)}
+        if path.exists() and not holds_conversations(self.output / DATA):
+            known.add(self.output / DATA)
         if path.exists() and set(self.output.iterdir()) - known:
             there = json.loads(path.read_text(encoding="utf-8"))
             for name in sorted(here.keys() | there.keys()):

@@ -316,6 +316,17 @@ def test_bad_lines_are_named_with_what_leaves_them_out(
     assert "talk.jsonl line 2: it must be an object" in complaint and "by train-data --skip-bad-lines" in complaint
 
 
+def test_data_that_cannot_be_used_binds_nobody_to_it(
+    toys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, line in (("first", '{"prompt": "a"}'), ("second", "[]")):
+        (tmp_path / name).write_text(line)
+        argv = arguments(toys, tmp_path / "run", "--no-plot")
+        argv[argv.index("--data") + 1] = str(tmp_path / name)
+        assert main(argv) == 2
+        assert f"{tmp_path / name} line 1" in capsys.readouterr().err
+
+
 def test_a_gap_between_training_and_serving_is_pointed_out(finished: tuple[Path, list[dict[str, Any]]]) -> None:
     _, records = finished
     assert records[-1]["served_over_trained"] == pytest.approx(1.0, abs=0.03)

@@ -150,6 +150,16 @@ def test_a_folder_that_grew_is_put_together_anew(
     assert "was written with folders" in refusal(capsys, *both)
 
 
+def test_an_import_that_came_to_nothing_binds_nobody_to_files(
+    capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.jsonl").write_text("[]")
+    argv = ["train-data", "--target", str(target), "--output", str(tmp_path / "data"), "--data"]
+    assert main([*argv, str(tmp_path / "bad.jsonl")]) == 2
+    assert main([*argv, str(tmp_path / "bad.jsonl"), "--regenerate"]) == 2
+    assert capsys.readouterr().err.count("bad.jsonl line 1: it must be an object") == 2
+
+
 def test_data_that_came_about_in_another_way_is_not_mixed_with(
     capsys: pytest.CaptureFixture[str], target: Path, lines: Path, tmp_path: Path
 ) -> None:

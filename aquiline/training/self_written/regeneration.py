@@ -88,9 +88,7 @@ class AnswerWriter:
                 for answer in stored.example.answers:
                     known.learn_answer(answer)
             on_progress(report)
-        if not report.num_stored:
-            reasons = "; ".join(report.first_skipped.values())
-            raise TrainingDataError(f"none of {report.num_read} conversations can be used ({reasons})")
+        report.require_stored()
         return report
 
     def _checked(self, line: Conversation | BadLine, seen: set[int], report: ImportReport) -> Questions | None:

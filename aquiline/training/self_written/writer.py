@@ -121,9 +121,10 @@ class SelfWriter:
             counts = plan_counts(self._settings, self._mean_tokens())
             dialogues = write_round(writer, self._dataset.num_rounds, counts, self._earlier)
             if not dialogues:
+                dropped = ", ".join(f"{count} {reason}" for reason, count in seen.num_dropped.items() if count)
                 raise TrainingDataError(
-                    f"a round brought no conversation ({dict(seen.num_dropped)} were dropped); the target repeats "
-                    "itself: ask for fewer tokens, or check that it is a chat model"
+                    f"a round brought no conversation ({dropped} were dropped); the target repeats itself: ask for "
+                    "fewer tokens, or check that it is a chat model"
                 )
             self._dataset.write_round(
                 [StoredExample(each.example, each.fingerprint, writer.puts_aside(each)) for each in dialogues]

@@ -15,6 +15,8 @@ from aquiline.training.dataset import DatasetFolder
 from aquiline.training.examples import ExampleStore, TrainingExample
 from aquiline.training.exclusion import ExcludedPrompts
 from aquiline.training.importing import ImportReport, ImportSettings
+from aquiline.training.self_written import regeneration
+from aquiline.training.self_written.dialogues import Dialogue, DialogueWriter
 from aquiline.training.self_written.regeneration import AnswerWriter, questions_of
 from aquiline.training.self_written.settings import SelfWrittenSettings
 from tests.training.self_written.tiny_chat import open_chat_model
@@ -109,4 +111,15 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(llm: LLM, tmp_path: Pat
 def test_nothing_to_ask_is_an_error(llm: LLM, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "data.jsonl", [{"messages": [OLD_ANSWER]}])
     with pytest.raises(TrainingDataError, match=r"none of 1 conversations can be used .*there is no user turn"):
+        run(llm, path, tmp_path / "data")
+
+
+def test_no_usable_answer_is_an_error_that_says_why(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drop_all(writer: DialogueWriter, *_: object) -> list[Dialogue]:
+        writer.seen.num_dropped.update({"empty answers": 2, "answers that are too long": 0})
+        return []
+
+    monkeypatch.setattr(regeneration, "answer_questions", drop_all)
+    path = write_lines(tmp_path / "data.jsonl", [{"messages": [USER]}, {"prompt": "Who sings by day?"}])
+    with pytest.raises(TrainingDataError, match=r"none of 2 conversations can be used \(2 empty answers\)"):
         run(llm, path, tmp_path / "data")
