@@ -7,12 +7,10 @@ gradient passes as if it were not there (the straight-through estimator of Bengi
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 import torch
 from torch import Tensor
 
-ServedQuantization: TypeAlias = Literal["none", "int8", "int4"]
+from aquiline.training.settings import ServedQuantization
 
 GROUP_SIZE = 32
 LARGEST_INT8 = 127.0

@@ -18,7 +18,8 @@ from aquiline.models.eagle import DraftStates
 from aquiline.models.model_config import EagleConfig
 from aquiline.models.rope import RotaryEmbedding
 from aquiline.models.tensor_shapes import HEAD, ID_MAP, expected_draft_tensors
-from aquiline.training.fake_quantization import ServedQuantization, fake_quantized
+from aquiline.training.fake_quantization import fake_quantized
+from aquiline.training.settings import ServedQuantization
 from aquiline.training.unrolled_attention import AttentionPlan, unrolled_attention
 
 Weights = Mapping[str, Tensor]

@@ -9,10 +9,10 @@ from typing import Literal, get_args
 
 from aquiline.config import Dtype
 from aquiline.errors import InvalidParameterError
-from aquiline.training.fake_quantization import ServedQuantization
 
 DraftKind = Literal["eagle3", "eagle1"]
 LossName = Literal["kl", "ce", "lk", "lk_hybrid", "eagle1"]
+ServedQuantization = Literal["none", "int8", "int4"]
 
 START_NAMES = ("copy", "random")
 MAX_LAYERS = 4

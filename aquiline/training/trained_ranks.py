@@ -14,9 +14,9 @@ import torch
 from aquiline.models.loading import load_draft
 from aquiline.models.model_config import LlamaConfig
 from aquiline.training.examples import TrainingExample
-from aquiline.training.fake_quantization import ServedQuantization
 from aquiline.training.network import DraftNetwork, FrozenWeights
 from aquiline.training.packing import make_pack
+from aquiline.training.settings import ServedQuantization
 from aquiline.training.teacher_forced import WrittenText, ranks_of
 from aquiline.training.unrolling import unroll
 from aquiline.training.walk import RankedText

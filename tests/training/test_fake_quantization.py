@@ -15,10 +15,10 @@ from aquiline.kernels.cpu.packed import PackedLinear
 from aquiline.models.draft_metadata import read_draft_metadata
 from aquiline.models.tensor_shapes import HEAD
 from aquiline.training.evaluation_prompts import held_out_prompts
-from aquiline.training.fake_quantization import ServedQuantization, fake_quantized
+from aquiline.training.fake_quantization import fake_quantized
 from aquiline.training.prepare import START, prepare
 from aquiline.training.run_settings import RunSettings
-from aquiline.training.settings import DraftSettings, TrainingSettings
+from aquiline.training.settings import DraftSettings, ServedQuantization, TrainingSettings
 from tests.training.toy_data import write_toy_data
 from tests.training.toy_models import write_toys
 from tests.training.toy_run import toy_settings, toy_trainer

@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from aquiline.engine.kv_pool import MemoryKind
 from aquiline.models.loading import load_target
-from aquiline.training.fake_quantization import ServedQuantization, fake_quantized
+from aquiline.training.fake_quantization import fake_quantized
 from aquiline.training.network import FrozenWeights
+from aquiline.training.settings import ServedQuantization
 from aquiline.training.teacher_forced import WrittenText, compute_features, rank_text
 from aquiline.training.trained_ranks import rank_by_training
 from aquiline.training.walk import RankedText
