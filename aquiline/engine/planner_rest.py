@@ -121,7 +121,7 @@ class Rests:
     def see(self, seconds: float, foretold: float) -> None:
         """A step has run as it was planned."""
         self._num_surprises = self._num_surprises + 1 if seconds > SURPRISING_RATIO * foretold else 0
-        if self._num_surprises >= SURPRISES_THAT_END_A_REST:
+        if self.is_surprised:
             self._num_left = 0
 
     @property

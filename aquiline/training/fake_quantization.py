@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aquiline.kernels.cpu.packed import GROUP_SIZE
 from aquiline.training.settings import ServedQuantization
 
-GROUP_SIZE = 32
 LARGEST_INT8 = 127.0
 LARGEST_INT4 = 15.0
 
