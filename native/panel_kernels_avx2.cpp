@@ -1,7 +1,9 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <utility>
 
 #include "number_formats.h"
 #include "panel_kernels.h"
@@ -12,9 +14,13 @@ namespace {
 // A vector holds eight outputs, half a panel.
 constexpr int kHalves = 2;
 constexpr int kHalfWidth = kPanelWidth / kHalves;
+
+// Rows whose sums of a group stay in registers together; a tile of sixteen is four of these.
 constexpr int kMaxRows = 4;
 constexpr int kNumBlocks = kGroupSize / 4;
 constexpr int kVectorBytes = 32;
+constexpr int kCacheLine = 64;
+constexpr int kPrefetchDistance = 12288;
 
 __m256i load_vector(const std::uint8_t* address) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(address));
@@ -30,12 +36,29 @@ __m256i broadcast_word(const void* address) {
     return _mm256_set1_epi32(word);
 }
 
+// Fetch the lines that hold `NumBytes` bytes, a stretch of the stream of panels some way ahead; see the kernels of
+// AVX-512.
+template <int NumBytes>
+void prefetch_ahead(const PanelProduct& product, const std::uint8_t* stream) {
+    const char* const ahead = reinterpret_cast<const char*>(stream + kPrefetchDistance);
+    if (product.num_rows <= kTileRows) {
+        for (int at = 0; at < NumBytes; at += kCacheLine) _mm_prefetch(ahead + at, _MM_HINT_NTA);
+    } else {
+        for (int at = 0; at < NumBytes; at += kCacheLine) _mm_prefetch(ahead + at, _MM_HINT_T0);
+    }
+}
+
 void store(const PanelProduct& product, int panel, int half, int row, __m256 sum) {
     const int first_column = panel * kPanelWidth + half * kHalfWidth;
     if (product.bias != nullptr) sum = _mm256_add_ps(sum, _mm256_loadu_ps(product.bias + first_column));
+    const std::int64_t at = row * product.out_stride + first_column;
+    if (product.output_kind != OutputKind::bfloat16 && first_column + kHalfWidth <= product.out_features) {
+        float* const out = static_cast<float*>(product.out) + at;
+        if (product.output_kind == OutputKind::add_float32) sum = _mm256_add_ps(_mm256_loadu_ps(out), sum);
+        return _mm256_storeu_ps(out, sum);
+    }
     float numbers[kHalfWidth];
     _mm256_storeu_ps(numbers, sum);
-    const std::int64_t at = row * product.out_stride + first_column;
     const int width = std::min(kHalfWidth, product.out_features - first_column);
     for (int column = 0; column < width; ++column) {
         switch (product.output_kind) {
@@ -48,26 +71,32 @@ void store(const PanelProduct& product, int panel, int half, int row, __m256 sum
     }
 }
 
+// The first and the second of every two numbers of sixteen bits, as float32.
+__m256 first_of_pairs(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+__m256 second_of_pairs(__m256i pairs) {
+    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
 template <int Rows>
 void multiply_bfloat16(const PanelProduct& product, int panel, int first_row) {
     const std::uint8_t* weights = product.panels + panel * product.layout.panel_bytes;
     const std::uint16_t* const inputs =
         product.activations.bfloat16 + static_cast<std::int64_t>(first_row) * product.in_features;
-    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    const std::int64_t row_stride = product.in_features;
     __m256 sums[Rows][kHalves];
+#pragma GCC unroll 4
     for (auto& row_sums : sums) row_sums[0] = row_sums[1] = _mm256_setzero_ps();
-    for (int pair = 0; pair < product.layout.num_groups; ++pair) {
-        for (int half = 0; half < kHalves; ++half, weights += kVectorBytes) {
-            const __m256i both = load_vector(weights);
-            const __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-            const __m256 second = _mm256_castsi256_ps(_mm256_and_si256(both, upper));
-            for (int row = 0; row < Rows; ++row) {
-                const std::uint16_t* const input =
-                    inputs + static_cast<std::int64_t>(row) * product.in_features + 2 * pair;
-                __m256& sum = sums[row][half];
-                sum = _mm256_fmadd_ps(first, _mm256_set1_ps(from_bfloat16(input[0])), sum);
-                sum = _mm256_fmadd_ps(second, _mm256_set1_ps(from_bfloat16(input[1])), sum);
-            }
+    for (int pair = 0; pair < product.layout.num_groups; ++pair, weights += kHalves * kVectorBytes) {
+        prefetch_ahead<kHalves * kVectorBytes>(product, weights);
+        const __m256i left = load_vector(weights), right = load_vector(weights + kVectorBytes);
+        const __m256 left_first = first_of_pairs(left), left_second = second_of_pairs(left);
+        const __m256 right_first = first_of_pairs(right), right_second = second_of_pairs(right);
+#pragma GCC unroll 4
+        for (int row = 0; row < Rows; ++row) {
+            const __m256i both = broadcast_word(inputs + row * row_stride + 2 * pair);
+            const __m256 first = first_of_pairs(both), second = second_of_pairs(both);
+            sums[row][0] = _mm256_fmadd_ps(left_second, second, _mm256_fmadd_ps(left_first, first, sums[row][0]));
+            sums[row][1] = _mm256_fmadd_ps(right_second, second, _mm256_fmadd_ps(right_first, first, sums[row][1]));
         }
     }
     for (int row = 0; row < Rows; ++row) {
@@ -75,68 +104,122 @@ void multiply_bfloat16(const PanelProduct& product, int panel, int first_row) {
     }
 }
 
-// Sums of four neighbouring products, in each 32-bit number. The signs move to the inputs, because one operand has to be
-// unsigned; two products of magnitudes up to 128 and 127 still fit in the 16 bits between.
-__m256i multiply_signed(__m256i weights, __m256i inputs) {
-    const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(inputs, weights));
+// Sums of products of some rows with the two halves of a panel. They stay in registers only where the loops over rows
+// are unrolled into their caller, which compilers have to be told.
+template <int Rows>
+using Dots = __m256i[Rows][kHalves];
+
+// Compilers like to put off sums of integers until they have all products, for which there are no registers: what passes
+// through here is there when the program says so.
+[[gnu::always_inline]] inline __m256i summed_now(__m256i sum) {
+    asm("" : "+x"(sum));
+    return sum;
+}
+
+// Two vectors of unsigned weights, four inputs for each of sixteen outputs, times those inputs of every row; two sums of
+// two products for each output, in 16 bits. Both halves share an input while it is in a register.
+template <int Rows>
+[[gnu::always_inline]] inline void add_products(__m256i left, __m256i right, const std::int8_t* inputs,
+                                                Dots<Rows>& dots) {
+#pragma GCC unroll 4
+    for (int row = 0; row < Rows; ++row) {
+        const __m256i four = broadcast_word(inputs + row * kGroupSize);
+        dots[row][0] = summed_now(_mm256_add_epi16(dots[row][0], _mm256_maddubs_epi16(left, four)));
+        dots[row][1] = summed_now(_mm256_add_epi16(dots[row][1], _mm256_maddubs_epi16(right, four)));
+    }
+}
+
+// Sums of weight times input over a group. Nibbles are so small that the sums of a whole group fit in 16 bits,
+// 8 * 2 * 15 * 127, and are widened once.
+template <int Rows>
+[[gnu::always_inline]] inline void multiply_nibbles(const std::uint8_t* weights, const std::int8_t* inputs,
+                                                    Dots<Rows>& dots) {
+    const __m256i nibble = _mm256_set1_epi8(0x0f);
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kNumBlocks / 2; ++vector) {
+        const __m256i left = load_vector(weights + vector * kHalves * kVectorBytes);
+        const __m256i right = load_vector(weights + vector * kHalves * kVectorBytes + kVectorBytes);
+        const std::int8_t* const own = inputs + 4 * vector;
+        add_products<Rows>(_mm256_and_si256(left, nibble), _mm256_and_si256(right, nibble), own, dots);
+        add_products<Rows>(_mm256_and_si256(_mm256_srli_epi16(left, 4), nibble),
+                           _mm256_and_si256(_mm256_srli_epi16(right, 4), nibble), own + kGroupSize / 2, dots);
+    }
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+    for (auto& row_dots : dots) {
+        row_dots[0] = _mm256_madd_epi16(row_dots[0], ones);
+        row_dots[1] = _mm256_madd_epi16(row_dots[1], ones);
+    }
+}
+
+// Sums of four neighbouring products. The signs move to the inputs, because one operand has to be unsigned; two products
+// of magnitudes up to 128 and 127 still fit in the 16 bits between.
+inline __m256i multiply_signed(__m256i weights, __m256i magnitudes, __m256i inputs) {
+    const __m256i products = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(inputs, weights));
     return _mm256_madd_epi16(products, _mm256_set1_epi16(1));
 }
 
-__m256i multiply_nibbles(__m256i weights, __m256i inputs) {
-    return _mm256_madd_epi16(_mm256_maddubs_epi16(weights, inputs), _mm256_set1_epi16(1));
-}
-
-// Sum of weight times input over a group, for half a panel; the offset is -128 times the sum of the inputs.
-template <WeightFormat Format>
-__m256i multiply_group(const std::uint8_t* weights, const std::int8_t* input, const std::int32_t* offset) {
-    constexpr int kPanelVector = kHalves * kVectorBytes;
-    if constexpr (Format == WeightFormat::q8_0) {
-        const __m256i zero_point = _mm256_set1_epi8(static_cast<char>(0x80));
-        __m256i dot = _mm256_setzero_si256();
-        for (int block = 0; block < kNumBlocks; ++block) {
-            const __m256i numbers = _mm256_xor_si256(load_vector(weights + block * kPanelVector), zero_point);
-            dot = _mm256_add_epi32(dot, multiply_signed(numbers, broadcast_word(input + 4 * block)));
+// The same for weights of 8 bits.
+template <int Rows>
+[[gnu::always_inline]] inline void multiply_bytes(const std::uint8_t* weights, const std::int8_t* inputs,
+                                                  Dots<Rows>& dots) {
+    const __m256i zero_point = _mm256_set1_epi8(static_cast<char>(0x80));
+#pragma GCC unroll 8
+    for (int block = 0; block < kNumBlocks; ++block, weights += kHalves * kVectorBytes) {
+        const __m256i left = _mm256_xor_si256(load_vector(weights), zero_point);
+        const __m256i right = _mm256_xor_si256(load_vector(weights + kVectorBytes), zero_point);
+        const __m256i left_size = _mm256_abs_epi8(left), right_size = _mm256_abs_epi8(right);
+#pragma GCC unroll 4
+        for (int row = 0; row < Rows; ++row) {
+            const __m256i four = broadcast_word(inputs + 4 * block + row * kGroupSize);
+            dots[row][0] = summed_now(_mm256_add_epi32(dots[row][0], multiply_signed(left, left_size, four)));
+            dots[row][1] = summed_now(_mm256_add_epi32(dots[row][1], multiply_signed(right, right_size, four)));
         }
-        return dot;
-    } else {
-        const __m256i nibble = _mm256_set1_epi8(0x0f);
-        __m256i dot = Format == WeightFormat::q4_0 ? _mm256_srai_epi32(broadcast_word(offset), 4)
-                                                   : _mm256_setzero_si256();
-        for (int vector = 0; vector < kNumBlocks / 2; ++vector) {
-            const __m256i both = load_vector(weights + vector * kPanelVector);
-            const __m256i low = _mm256_and_si256(both, nibble);
-            const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
-            const std::int8_t* const low_input = input + 4 * vector;
-            dot = _mm256_add_epi32(dot, multiply_nibbles(low, broadcast_word(low_input)));
-            dot = _mm256_add_epi32(dot, multiply_nibbles(high, broadcast_word(low_input + kGroupSize / 2)));
-        }
-        return dot;
     }
 }
 
 template <WeightFormat Format, int Rows>
 void multiply_quantized(const PanelProduct& product, int panel, int first_row) {
-    constexpr int kGroupBytes = (Format == WeightFormat::q8_0 ? kGroupSize : kGroupSize / 2) * kPanelWidth;
+    constexpr bool is_wide = Format == WeightFormat::q8_0;
+    constexpr int kGroupBytes = (is_wide ? kGroupSize : kGroupSize / 2) * kPanelWidth;
+    constexpr int kTableBytes = 2 * kPanelWidth;
+    constexpr int kStreamBytes = kGroupBytes + (Format == WeightFormat::q4_1 ? 2 : 1) * kTableBytes;
     const std::uint8_t* const weights = product.panels + panel * product.layout.panel_bytes;
     const std::int64_t num_groups = product.layout.num_groups;
     const QuantizedRows rows = from_row(product.activations.quantized, first_row, product.in_features);
     __m256 sums[Rows][kHalves];
     for (auto& row_sums : sums) row_sums[0] = row_sums[1] = _mm256_setzero_ps();
     for (std::int64_t group = 0; group < num_groups; ++group) {
+        prefetch_ahead<kStreamBytes>(product, weights + group * kStreamBytes);
+        const std::int64_t at = group * kTileRows;
+        Dots<Rows> dots;
+#pragma GCC unroll 4
+        for (auto& row_dots : dots) row_dots[0] = row_dots[1] = _mm256_setzero_si256();
+        if constexpr (is_wide) {
+            multiply_bytes<Rows>(weights + group * kGroupBytes, rows.values + at * kGroupSize, dots);
+        } else {
+            multiply_nibbles<Rows>(weights + group * kGroupBytes, rows.values + at * kGroupSize, dots);
+        }
+#pragma GCC unroll 2
         for (int half = 0; half < kHalves; ++half) {
-            const std::int64_t table = (group * kPanelWidth + half * kHalfWidth) * 2;
+            const std::int64_t table = group * kTableBytes + half * kTableBytes / kHalves;
             const __m256 weight_scale = load_float16(weights + product.layout.scales_at + table);
+#pragma GCC unroll 4
             for (int row = 0; row < Rows; ++row) {
-                const std::int64_t at = group * kTileRows + row;
-                const __m256i dot =
-                    multiply_group<Format>(weights + group * kGroupBytes + half * kVectorBytes,
-                                           rows.values + at * kGroupSize, rows.offsets + at);
-                __m256& sum = sums[row][half];
+                __m256i dot = dots[row][half];
+                if constexpr (Format == WeightFormat::q4_0) {
+                    // The zero point is 8, so -8 times the sum of the inputs is a sixteenth of the offset.
+                    dot = _mm256_add_epi32(dot, _mm256_set1_epi32(rows.offsets[at + row] / 16));
+                }
                 const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), weight_scale);
-                sum = _mm256_fmadd_ps(scaled, _mm256_set1_ps(rows.scales[at]), sum);
-                if constexpr (Format == WeightFormat::q4_1) {
-                    const __m256 minimum = load_float16(weights + product.layout.minima_at + table);
-                    sum = _mm256_fmadd_ps(minimum, _mm256_set1_ps(rows.scaled_sums[at]), sum);
+                sums[row][half] = _mm256_fmadd_ps(scaled, _mm256_set1_ps(rows.scales[at + row]), sums[row][half]);
+            }
+            if constexpr (Format == WeightFormat::q4_1) {
+                const __m256 minimum = load_float16(weights + product.layout.minima_at + table);
+#pragma GCC unroll 4
+                for (int row = 0; row < Rows; ++row) {
+                    const __m256 scaled_sum = _mm256_set1_ps(rows.scaled_sums[at + row]);
+                    sums[row][half] = _mm256_fmadd_ps(minimum, scaled_sum, sums[row][half]);
                 }
             }
         }
@@ -145,6 +228,8 @@ void multiply_quantized(const PanelProduct& product, int panel, int first_row) {
         for (int half = 0; half < kHalves; ++half) store(product, panel, half, first_row + row, sums[row][half]);
     }
 }
+
+using Kernel = void (*)(const PanelProduct& product, int panel, int first_row);
 
 template <WeightFormat Format, int Rows>
 void multiply(const PanelProduct& product, int panel, int first_row) {
@@ -155,16 +240,18 @@ void multiply(const PanelProduct& product, int panel, int first_row) {
     }
 }
 
+template <WeightFormat Format, int... Index>
+constexpr std::array<Kernel, sizeof...(Index)> make_kernels(std::integer_sequence<int, Index...>) {
+    return {multiply<Format, Index + 1>...};
+}
+
+// Every tile of rows reads the panel once more, by then from a cache.
 template <WeightFormat Format>
 void multiply_panels(const PanelProduct& product, int first_panel, int end_panel) {
+    static constexpr auto kernels = make_kernels<Format>(std::make_integer_sequence<int, kMaxRows>());
     for (int panel = first_panel; panel < end_panel; ++panel) {
         for (int row = 0; row < product.num_rows; row += kMaxRows) {
-            switch (std::min(kMaxRows, product.num_rows - row)) {
-                case 1: multiply<Format, 1>(product, panel, row); break;
-                case 2: multiply<Format, 2>(product, panel, row); break;
-                case 3: multiply<Format, 3>(product, panel, row); break;
-                default: multiply<Format, kMaxRows>(product, panel, row); break;
-            }
+            kernels[std::min(kMaxRows, product.num_rows - row) - 1](product, panel, row);
         }
     }
 }
