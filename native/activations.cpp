@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "cpu_features.h"
 #include "number_formats.h"
 #include "quantize_row.h"
 
@@ -34,12 +33,18 @@ QuantizedRows ActivationBuffer::quantized_row(int row) {
     return from_row(view().quantized, row, in_features_);
 }
 
-void quantize_row(const float* row, int in_features, const QuantizedRows& destination) {
+void quantize_row_at(Level level, const float* row, int in_features, const QuantizedRows& destination) {
 #if defined(AQUILINE_HAS_X86_KERNELS)
-    static const bool has_avx512 = hardware_level() == Level::avx512;
-    if (has_avx512) return quantize_row_avx512(row, in_features, destination);
+    if (level == Level::avx512) return quantize_row_avx512(row, in_features, destination);
+    if (level == Level::avx2) return quantize_row_avx2(row, in_features, destination);
 #endif
+    (void)level;
     quantize_row_portable(row, in_features, destination);
+}
+
+void quantize_row(const float* row, int in_features, const QuantizedRows& destination) {
+    static const Level level = hardware_level();
+    quantize_row_at(level, row, in_features, destination);
 }
 
 void quantize_row(const std::uint16_t* bfloat16_row, int in_features, const QuantizedRows& destination) {

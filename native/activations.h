@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "aligned_memory.h"
+#include "cpu_features.h"
 
 namespace aquiline {
 
@@ -82,6 +83,7 @@ private:
 // Quantise one row of `in_features` (a multiple of 32) numbers: scale = largest magnitude / 127, values rounded to
 // nearest, ties to even. `destination` starts at the row. Every instruction set gives the same bits.
 void quantize_row(const float* row, int in_features, const QuantizedRows& destination);
+void quantize_row_at(Level level, const float* row, int in_features, const QuantizedRows& destination);
 void quantize_row(const std::uint16_t* bfloat16_row, int in_features, const QuantizedRows& destination);
 
 // Round one row to bfloat16, ties to even.

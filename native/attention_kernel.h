@@ -104,18 +104,25 @@ inline bool is_in_pages(const AttentionRow& row, int chunk_start, Span span) {
     return chunk_start + span.end <= row.visible_len;
 }
 
-// Scores of sixteen positions; kWidth is the number of Lanes of a head, 0 where only the argument knows it.
+// Scores of sixteen positions; kWidth is the number of Lanes of a head, 0 where only the argument knows it. Four positions
+// share a part of the query while it is in a register.
 template <int kWidth>
 inline Lanes scores_of(const float* query, const float* keys, int num_lanes) {
-    const int count = kWidth > 0 ? kWidth : num_lanes;
+    constexpr int kTogether = 4;
+    const int count = kWidth > 0 ? kWidth : num_lanes, width = count * kLanes;
     Lanes products[kLanes];
-    for (int position = 0; position < kLanes; ++position) {
-        const float* key = keys + position * count * kLanes;
-        Lanes product = load(query) * load(key);
-        for (int i = 1; i < count; ++i) {
-            product = multiply_add(load(query + i * kLanes), load(key + i * kLanes), product);
+    for (int first = 0; first < kLanes; first += kTogether) {
+        const float* const key = keys + first * width;
+        Lanes sums[kTogether];
+        const Lanes start = load(query);
+        for (int position = 0; position < kTogether; ++position) sums[position] = start * load(key + position * width);
+        for (int i = kLanes; i < width; i += kLanes) {
+            const Lanes part = load(query + i);
+            for (int position = 0; position < kTogether; ++position) {
+                sums[position] = multiply_add(part, load(key + position * width + i), sums[position]);
+            }
         }
-        products[position] = product;
+        for (int position = 0; position < kTogether; ++position) products[first + position] = sums[position];
     }
     return sums_of_each(products);
 }

@@ -3,11 +3,13 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "activations.h"
 #include "attention.h"
 #include "bindings.h"
 #include "kernel_table.h"
@@ -98,6 +100,23 @@ void quantize_heads(Address heads, int num_heads, int head_dim, Address numbers,
                 {pointer<void>(numbers), pointer<float>(scales)}, 0);
 }
 
+// Rows as quantised layers read them: [num_rows, in_features] numbers and [num_rows, in_features / 32] scales.
+void quantize_rows(Address rows, int num_rows, int in_features, Address numbers, Address scales) {
+    const int num_groups = in_features / kGroupSize;
+    ActivationBuffer buffer(ActivationKind::quantized, 1, in_features);
+    const QuantizedRows row = buffer.quantized_row(0);
+    std::int8_t* number = pointer<std::int8_t>(numbers);
+    float* scale = pointer<float>(scales);
+    for (std::int64_t index = 0; index < num_rows; ++index) {
+        quantize_row_at(detected_level(), pointer<const float>(rows) + index * in_features, in_features, row);
+        for (int group = 0; group < num_groups; ++group, number += kGroupSize) {
+            const QuantizedRows own = from_group(row, group);
+            std::copy_n(own.values, kGroupSize, number);
+            *scale++ = *own.scales;
+        }
+    }
+}
+
 NoiseKey noise_key(std::uint32_t first, std::uint32_t second) { return {first, second}; }
 
 void noise_bits(std::int64_t first_id, int count, std::uint32_t first_word, std::uint32_t second_word, Address out) {
@@ -120,6 +139,7 @@ void bind_kernels(nb::module_& module) {
     nb::class_<AttentionCall>(module, "AttentionCall");
     module.def("attention_call", attention_call, "num_heads"_a, "memory"_a);
     module.def("quantize_heads", quantize_heads, "heads"_a, "num_heads"_a, "head_dim"_a, "numbers"_a, "scales"_a);
+    module.def("quantize_rows", quantize_rows, "rows"_a, "num_rows"_a, "in_features"_a, "numbers"_a, "scales"_a);
     module.def("attention", run_attention, "threads"_a, "call"_a, "query"_a, "num_rows"_a, "groups"_a,
                "first_position"_a, "out"_a);
     module.def("noise_bits", noise_bits, "first_id"_a, "count"_a, "first_word"_a, "second_word"_a, "out"_a);

@@ -1,4 +1,4 @@
-// The two ways of quantising a row; both give the same bits.
+// The ways of quantising a row; all give the same bits.
 
 #pragma once
 
@@ -10,6 +10,7 @@ namespace aquiline {
 constexpr float kSmallestMagnitude = 0x1p-100f;
 
 void quantize_row_portable(const float* row, int in_features, const QuantizedRows& destination);
+void quantize_row_avx2(const float* row, int in_features, const QuantizedRows& destination);
 void quantize_row_avx512(const float* row, int in_features, const QuantizedRows& destination);
 
 }  // namespace aquiline

@@ -11,7 +11,7 @@ from aquiline.errors import InvalidParameterError
 from aquiline.kernels.attention_inputs import AttentionInputs
 from aquiline.kernels.cpu.extension import native
 from aquiline.kernels.cpu.forward import GroupArrays, LayerMemories, LayerMemory, MemoryShape, check_tensor
-from aquiline.kernels.cpu.packed import Threads
+from aquiline.kernels.cpu.packed import GROUP_SIZE, Threads
 from aquiline.kernels.reference.quantized_heads import QuantizedHeads
 
 FLOAT32 = (torch.float32,)
@@ -64,6 +64,22 @@ def quantize_heads(heads: Tensor) -> QuantizedHeads:
     native().quantize_heads(
         heads.data_ptr(), num_rows * num_heads, head_dim, result.numbers.data_ptr(), result.scales.data_ptr()
     )
+    return result
+
+
+def quantize_rows(rows: Tensor) -> QuantizedHeads:
+    """Round rows [num_rows, num_groups, 32] to 8-bit integers with a scale for each group, as quantised layers read them.
+
+    Raises:
+        InvalidParameterError: rows of another type, device, layout or shape.
+    """
+    check_tensor(rows, "rows", FLOAT32, (None, None, GROUP_SIZE))
+    num_rows, num_groups, _ = rows.shape
+    result = QuantizedHeads(torch.empty(rows.shape, dtype=torch.int8), torch.empty(num_rows, num_groups))
+    if num_groups:
+        native().quantize_rows(
+            rows.data_ptr(), num_rows, num_groups * GROUP_SIZE, result.numbers.data_ptr(), result.scales.data_ptr()
+        )
     return result
 
 

@@ -27,7 +27,8 @@ def quantize_heads(heads: Tensor) -> QuantizedHeads:
     heads = heads.float()
     largest = heads.abs().amax(dim=-1)
     is_empty = largest < SMALLEST_HEAD
-    inverse = torch.where(is_empty, 0.0, 127.0 / largest)
+    # A plain number is divided as a product with the reciprocal, which is rounded twice.
+    inverse = torch.where(is_empty, 0.0, torch.full_like(largest, 127.0) / largest)
     numbers = torch.round(heads * inverse.unsqueeze(-1)).nan_to_num(0.0).to(torch.int8)
     return QuantizedHeads(numbers, torch.where(is_empty, 0.0, largest / 127.0))
 

@@ -247,8 +247,8 @@ def test_empty_and_tiny_rows(level: str, format_name: str, threads: Threads) -> 
     assert layer.apply(torch.full((2, 64), 1e-42), threads).abs().max() < 1e-30
 
 
-def test_levels_quantise_rows_to_the_same_bits(monkeypatch: pytest.MonkeyPatch, threads: Threads) -> None:
-    """One group of integer weights: sums are exact, so that only the rows could make a difference."""
+def test_levels_multiply_integers_to_the_same_bits(monkeypatch: pytest.MonkeyPatch, threads: Threads) -> None:
+    """One group of integer weights, whose sums are exact whatever the order."""
     rows = random_matrix(200, 32, seed=13)
     rows[::3] = rows[::3].bfloat16().float()  # where many quotients are ties
     weight = torch.randint(-127, 128, (16, 32), generator=torch.Generator().manual_seed(14)).float()

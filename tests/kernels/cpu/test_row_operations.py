@@ -48,6 +48,23 @@ def test_silu_equals_the_reference(level: str, width: int) -> None:
 
 
 @with_levels
+def test_groups_of_activations_are_quantised_as_by_the_reference(level: str) -> None:
+    rows = random_rows(40, 96).view(40, 3, 32)
+    rows[::3] = rows[::3].bfloat16().float()  # where many quotients are ties
+    rows[1] = 0.0
+    rows[2] *= 1e-32
+    rows[4, 1, 7] = -1e30
+    rows[5] = -rows[5].abs()
+    result, expected = ops.quantize_rows(rows), quantize_heads(rows)
+    assert torch.equal(result.numbers, expected.numbers) and torch.equal(result.scales, expected.scales)
+    rows[6, 2, 31], rows[7, 0, 0] = float("nan"), float("-inf")
+    scales = ops.quantize_rows(rows).scales
+    assert not scales[6, 2].isfinite() and not scales[7, 0].isfinite()
+    assert scales[6, :2].isfinite().all() and scales[7, 1:].isfinite().all()
+    assert ops.quantize_rows(rows[:0]).numbers.shape == (0, 3, 32)
+
+
+@with_levels
 @pytest.mark.parametrize("width", WIDTHS)
 def test_heads_are_quantised_as_by_the_reference(level: str, width: int) -> None:
     heads = random_rows(7 * 3, width).view(7, 3, width)
