@@ -152,10 +152,19 @@ inline float weigh_chunk(const TileState& state, std::int64_t query, int width, 
     return shrink;
 }
 
+// Lanes of a head whose sums, for so many queries at once, stay in registers; they divide the head.
+template <int kWidth, int kHeads>
+constexpr int columns_together() {
+    constexpr int kRegistersForSums = kParts == 1 ? 24 : 12;
+    int columns = kWidth > 0 ? kWidth : 1;
+    while (columns > 1 && columns * kHeads * kParts > kRegistersForSums) columns /= 2;
+    return columns;
+}
+
 // Add up weight * value for kHeads queries at once, so that their sums hide each other's latency.
 template <int kWidth, int kHeads>
 inline void add_values(const TileState& state, std::int64_t query, int num_lanes, Span span, const float* shrink) {
-    constexpr int kColumns = kWidth > 0 ? kWidth : 1;
+    constexpr int kColumns = columns_together<kWidth, kHeads>();
     const int width = (kWidth > 0 ? kWidth : num_lanes) * kLanes;
     for (int start = 0; start < width; start += kColumns * kLanes) {
         Lanes totals[kHeads][kColumns];

@@ -21,11 +21,7 @@ QUESTIONS = (
     "What is the capital of Portugal?",
     "Write a line of Python that reverses a list.",
     "Translate 'good morning' into French.",
-    "How many legs do three spiders have?",
-    "Name a fruit that is yellow.",
     "Why does ice float on water?",
-    "Give me a rhyme for 'light'.",
-    "What comes after Thursday?",
     "Summarise: the meeting was moved from Monday to Friday because the room was taken.",
     "Is 91 a prime number?",
 )
@@ -78,5 +74,5 @@ def test_batches_of_8_with_shared_prefixes_and_preemption(
 @pytest.mark.parametrize("speculate", SHAPES)
 def test_one_prompt_at_a_time(speculate: str, plain: dict[str, list[tuple[int, ...]]]) -> None:
     llm = open_llm(speculate, 1, CacheConfig())
-    outputs = llm.chat(PROMPTS[::2], SETTINGS["seeded"])
-    assert [output.outputs[0].token_ids for output in outputs] == plain["seeded"][::2]
+    outputs = llm.chat(PROMPTS[::3], SETTINGS["seeded"])
+    assert [output.outputs[0].token_ids for output in outputs] == plain["seeded"][::3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from itertools import product
 
 import pytest
 
@@ -41,9 +42,15 @@ def fresh_load(requests: list[Request]) -> StepLoad:
     return load_of(requests)
 
 
-@pytest.mark.parametrize("num_requests", [1, 4, 32])
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("machine", MACHINES)
+# A lone request teaches least, so it meets every draft on every machine; others take turns.
+CASES = [
+    (machine, draft, num_requests)
+    for place, (machine, draft) in enumerate(product(MACHINES, DRAFTS))
+    for num_requests in (1, (4, 32)[place % 2])
+]
+
+
+@pytest.mark.parametrize(("machine", "draft", "num_requests"), CASES)
 def test_it_comes_near_the_best_threshold(machine: str, draft: str, num_requests: int) -> None:
     costs = FormulaCosts(MACHINES[machine])
     requests = [request(index) for index in range(num_requests)]

@@ -176,9 +176,11 @@ def test_features_are_the_outputs_of_their_layers(tmp_path: Path, aux_layer_ids:
     def stacked(shift: int) -> Tensor:
         return torch.cat([states[layer + shift] for layer in aux_layer_ids], dim=-1)
 
-    assert (features - stacked(1)).abs().max() < TOLERANCE
+    # What layers put out grows beyond a hundred here, and so does what float32 rounds away.
+    largest = stacked(1).abs().max()
+    assert (features - stacked(1)).abs().max() / largest < TOLERANCE / 10
     for wrong in (0, 2):
-        assert (features - stacked(wrong)).abs().max() > 100 * TOLERANCE
+        assert (features - stacked(wrong)).abs().max() / largest > 100 * TOLERANCE
 
 
 def test_output_of_the_last_layer_is_not_normalised(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from aquiline.models.native_growth import NativeGrowth
 from aquiline.request import SamplingParams
 from aquiline.speculation import DynamicTree, tree_from_branching
 from tests.kernels.cpu.growth_case import GrowthCase, Progress, native_draft
-from tests.kernels.cpu.levels import LEVELS
+from tests.kernels.cpu.levels import with_levels
 from tests.kernels.cpu.test_guard_pages import guarded
 from tests.source_tree import ROOT
 
@@ -52,7 +52,7 @@ def run_growth(quantization: str, dtype: torch.dtype) -> None:
             growth.grow_static(batch, prepared, tree)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@with_levels
 def test_nothing_beyond_a_buffer_is_touched(level: str) -> None:
     command = [sys.executable, "-m", "tests.kernels.cpu.test_draft_guard_pages"]
     paths = ":".join(path for path in sys.path if path)

@@ -18,7 +18,7 @@ from torch import Tensor
 from aquiline.kernels import cpu
 from aquiline.kernels.cpu import PackedLinear, Threads
 from aquiline.kernels.cpu.extension import native
-from tests.kernels.cpu.levels import LEVELS
+from tests.kernels.cpu.levels import with_levels
 from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -103,7 +103,7 @@ def run_in_process(argument: str, level: str) -> int:
     return subprocess.run(command, cwd=ROOT, env=environment, timeout=120, check=False).returncode
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@with_levels
 def test_nothing_beyond_a_buffer_is_touched(level: str) -> None:
     assert run_in_process("layers", level) == 0
 

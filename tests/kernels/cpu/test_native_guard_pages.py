@@ -23,7 +23,7 @@ from aquiline.models.kv_layer import KVLayer
 from aquiline.models.llama import ForwardRows
 from aquiline.models.native_llama import NativeLlama
 from tests.kernels.cpu.drawing_cases import drawing_case
-from tests.kernels.cpu.levels import LEVELS
+from tests.kernels.cpu.levels import with_levels
 from tests.kernels.cpu.test_guard_pages import guarded
 from tests.models.native_models import (
     AUX_LAYER_IDS,
@@ -124,7 +124,7 @@ def run_forwards() -> None:
                 model.logits(model.forward(places, memory).hidden_states)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@with_levels
 def test_nothing_beyond_a_buffer_is_touched(level: str) -> None:
     command = [sys.executable, "-m", "tests.kernels.cpu.test_native_guard_pages"]
     paths = ":".join(path for path in sys.path if path)
