@@ -68,7 +68,7 @@ def quantize_heads(heads: Tensor) -> QuantizedHeads:
 
 
 def quantize_rows(rows: Tensor) -> QuantizedHeads:
-    """Round rows [num_rows, num_groups, 32] to 8-bit integers with a scale for each group, as quantised layers read them.
+    """Round rows [num_rows, num_groups, 32] to 8-bit integers with a scale for each group, as quantised layers do.
 
     Raises:
         InvalidParameterError: rows of another type, device, layout or shape.
