@@ -7,6 +7,7 @@
 
 #include "number_formats.h"
 #include "panel_kernels.h"
+#include "panel_stream.h"
 
 namespace aquiline {
 namespace {
@@ -19,8 +20,6 @@ constexpr int kHalfWidth = kPanelWidth / kHalves;
 constexpr int kMaxRows = 4;
 constexpr int kNumBlocks = kGroupSize / 4;
 constexpr int kVectorBytes = 32;
-constexpr int kCacheLine = 64;
-constexpr int kPrefetchDistance = 12288;
 
 __m256i load_vector(const std::uint8_t* address) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(address));
@@ -34,18 +33,6 @@ __m256i broadcast_word(const void* address) {
     std::int32_t word;
     std::memcpy(&word, address, sizeof word);
     return _mm256_set1_epi32(word);
-}
-
-// Fetch the lines that hold `NumBytes` bytes, a stretch of the stream of panels some way ahead; see the kernels of
-// AVX-512.
-template <int NumBytes>
-void prefetch_ahead(const PanelProduct& product, const std::uint8_t* stream) {
-    const char* const ahead = reinterpret_cast<const char*>(stream + kPrefetchDistance);
-    if (product.num_rows <= kTileRows) {
-        for (int at = 0; at < NumBytes; at += kCacheLine) _mm_prefetch(ahead + at, _MM_HINT_NTA);
-    } else {
-        for (int at = 0; at < NumBytes; at += kCacheLine) _mm_prefetch(ahead + at, _MM_HINT_T0);
-    }
 }
 
 void store(const PanelProduct& product, int panel, int half, int row, __m256 sum) {

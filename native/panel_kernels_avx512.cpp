@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "panel_kernels.h"
+#include "panel_stream.h"
 
 namespace aquiline {
 namespace {
@@ -16,26 +17,10 @@ constexpr int kMaxRows = kTileRows;
 constexpr int kNumBlocks = kGroupSize / 4;
 constexpr int kVectorBytes = 64;
 
-// The processor's own prefetcher stops at every page, and with many rows there is too much work between two loads for
-// the next ones to start early enough.
-constexpr int kPrefetchDistance = 12288;
-
 std::int32_t load_word(const void* address) {
     std::int32_t word;
     std::memcpy(&word, address, sizeof word);
     return word;
-}
-
-// Fetch the lines that hold `NumBytes` bytes, a stretch of the stream of panels some way ahead. Weights that a call reads
-// only once bypass the last cache, which they would fill to no use: what is small, like a draft, can stay there.
-template <int NumBytes>
-void prefetch_ahead(const PanelProduct& product, const std::uint8_t* stream) {
-    const char* const ahead = reinterpret_cast<const char*>(stream + kPrefetchDistance);
-    if (product.num_rows <= kMaxRows) {
-        for (int at = 0; at < NumBytes; at += kVectorBytes) _mm_prefetch(ahead + at, _MM_HINT_NTA);
-    } else {
-        for (int at = 0; at < NumBytes; at += kVectorBytes) _mm_prefetch(ahead + at, _MM_HINT_T0);
-    }
 }
 
 __m512 load_float16(const std::uint8_t* address) {
